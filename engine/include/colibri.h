@@ -1,0 +1,100 @@
+/* Colibri: runs an exported Mixture-of-Experts model. Five functions, no heap, no system call, no dependency.
+ *
+ *     static _Alignas(64) uint8_t memory[COLIBRI_MODEL_CONTEXT_BYTES];          // the constant is in model.h
+ *     colibri_context_t *ctx = colibri_init(memory, sizeof memory, colibri_model);
+ *     colibri_forward(ctx, input, output, 1);
+ *
+ * One context belongs to one thread (or interrupt level) at a time; any number of contexts may share a model. The same
+ * model and input give the same bits on every target, in every batch position. Looking at models and errors more
+ * closely is in colibri_inspect.h. */
+#ifndef COLIBRI_H
+#define COLIBRI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define COLIBRI_VERSION "0.1.0"
+
+#if defined(__GNUC__) && !defined(COLIBRI_API)
+#define COLIBRI_API __attribute__((visibility("default")))
+#elif !defined(COLIBRI_API)
+#define COLIBRI_API
+#endif
+
+/* What can go wrong. docs/guide.md lists the same; colibri_error_text() gives the sentence at run time. */
+enum colibri_error {
+    /* generated: errors */
+    COLIBRI_OK = 0,               /* no error */
+    COLIBRI_ERR_NULL = 1,         /* a pointer is null: pass the memory block, the model, the input and the output */
+    COLIBRI_ERR_MISALIGNED = 2,   /* the model or the memory block is not aligned to 64 bytes: use _Alignas(64) or aligned_alloc */
+    COLIBRI_ERR_MAGIC = 3,        /* this is not a Colibri model: the file does not start with COLIBRI; pass the exported model.bin */
+    COLIBRI_ERR_VERSION = 4,      /* the model's format version is not this engine's: export it again with the matching package */
+    COLIBRI_ERR_TRUNCATED = 5,    /* the model is shorter than its header says: copy or download it again */
+    COLIBRI_ERR_HEADER = 6,       /* the model's header is corrupt: its checksum or a field is wrong; export or copy it again */
+    COLIBRI_ERR_CHECKSUM = 7,     /* a checksum of the model does not match its content: copy it again from a good source */
+    COLIBRI_ERR_PROGRAM = 8,      /* the model's program is not valid: an operation reaches outside its memory; export it again */
+    COLIBRI_ERR_TENSOR = 9,       /* a tensor's place, size or layout in the model is not valid: export it again */
+    COLIBRI_ERR_ROUTING = 10,     /* a routing descriptor of the model is not valid: export it again */
+    COLIBRI_ERR_EXPERT = 11,      /* an entry of the model's expert directory is not valid: export it again */
+    COLIBRI_ERR_MEMORY = 12,      /* the memory block is too small: give it colibri_model_size() bytes */
+    COLIBRI_ERR_TOO_LARGE = 13,   /* the model does not fit this machine's address space: use a machine with 64-bit addresses */
+    COLIBRI_ERR_BIG_ENDIAN = 14,  /* this machine is big-endian, which the model format is not: run on a little-endian machine */
+    COLIBRI_ERR_BATCH = 15,       /* batch_size is not between 1 and the model's largest: split the batch or export with a larger one */
+    COLIBRI_ERR_SELFTEST = 16,    /* the engine's output differs from the model's certificate: the port or the memory is faulty */
+    /* end of errors */
+};
+
+/* Called once for each MoE layer of each colibri_forward, after routing and before the experts run.
+ *   layer    0 … layers-1, in the order they run
+ *   experts  chosen experts, shape (tokens, k), each 0 … experts-1, best first
+ *   tokens   rows routed: batch_size times the tokens of a sample */
+typedef void colibri_route_hook(void *user, int layer, const int32_t *experts, int tokens, int k);
+
+/* The head of the memory block given to colibri_init. The caller may read all of it and may set `on_route` and `user`
+ * after colibri_init. */
+typedef struct colibri_context {
+    int32_t status;      /* enum colibri_error: result of the last colibri_forward; COLIBRI_OK after colibri_init */
+    int32_t max_batch;   /* largest batch_size */
+    uint32_t input_size; /* floats of one input row: the model's inputs one after another */
+    uint32_t output_size; /* floats of one output row: the model's outputs one after another */
+    colibri_route_hook *on_route; /* NULL: none */
+    void *user;                   /* handed to on_route */
+    const uint8_t *model;         /* the model this context runs; NULL once freed */
+} colibri_context_t;
+
+/* Prepare a context inside `mem`.
+ *   mem        64-byte aligned, stays the caller's; must outlive the context and not move
+ *   mem_size   bytes of it, at least colibri_model_size(model_bin)
+ *   model_bin  64-byte aligned, read-only, must outlive the context; the whole file's structure is proven here, so that
+ *              colibri_forward needs no checks. Reads within the size the header states: check a file's length with
+ *              colibri_check first.
+ * Returns the context, or NULL; colibri_diagnose (colibri_inspect.h) says why for the same arguments. */
+COLIBRI_API colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin);
+
+/* Run the model on `batch_size` rows.
+ *   input   float32, shape (batch_size, ctx->input_size)
+ *   output  float32, shape (batch_size, ctx->output_size); must not overlap `input`
+ *   batch_size  1 … ctx->max_batch
+ * Sets ctx->status. On misuse (COLIBRI_ERR_NULL, COLIBRI_ERR_BATCH) the output is left untouched; a null or freed ctx
+ * does nothing. NaN and infinity in the input follow IEEE 754; a router counts a NaN logit as the lowest; a NaN in the
+ * output is always 0x7FC00000. Makes no system call, bounded stack: usable in an interrupt handler. */
+COLIBRI_API void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size);
+
+/* End the context: later colibri_forward calls do nothing. Releases nothing, for nothing was acquired; NULL is fine. */
+COLIBRI_API void colibri_free(colibri_context_t *ctx);
+
+/* Exact bytes of memory a context of this model needs; 0 where the pointer or the header is not valid. */
+COLIBRI_API size_t colibri_model_size(const uint8_t *model_bin);
+
+/* Number of experts in all MoE layers together; -(enum colibri_error) where the pointer or the header is not valid. */
+COLIBRI_API int colibri_get_num_experts(const uint8_t *model_bin);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,247 @@
+/* The records and enumerations of model.bin. Generated from src/colibri/spec.py; see docs/format.md. */
+#ifndef COLIBRI_FORMAT_H
+#define COLIBRI_FORMAT_H
+
+#include <stdint.h>
+
+/* Records are read in place from the caller's bytes. */
+#if defined(__GNUC__)
+#define CLB_ALIAS __attribute__((may_alias))
+#else
+#define CLB_ALIAS
+#endif
+
+#define CLB_MAGIC "COLIBRI"
+#define CLB_NONE 0xFFFFFFFFu
+#define CLB_FORMAT_VERSION 1u
+#define CLB_ALIGN_MODEL 64u
+#define CLB_ALIGN_CONTEXT 64u
+#define CLB_ALIGN_BUFFER 32u
+#define CLB_HEAD_BYTES 128u
+#define CLB_TILE 8u
+#define CLB_LANES 8u
+#define CLB_GROUP 256u
+#define CLB_LIMIT 1073741824u
+#define CLB_MAX_BATCH 65536u
+
+enum clb_op {
+    CLB_OP_LINEAR,
+    CLB_OP_MAP1,
+    CLB_OP_MAP2,
+    CLB_OP_SOFTMAX,
+    CLB_OP_LAYERNORM,
+    CLB_OP_RMSNORM,
+    CLB_OP_REDUCE,
+    CLB_OP_MOE,
+    CLB_OP_COUNT
+};
+
+enum clb_space {
+    CLB_SPACE_NONE,
+    CLB_SPACE_ARENA,
+    CLB_SPACE_INPUT,
+    CLB_SPACE_OUTPUT,
+    CLB_SPACE_CONST,
+    CLB_SPACE_TOKEN_IN,
+    CLB_SPACE_TOKEN_OUT,
+    CLB_SPACE_COUNT
+};
+
+enum clb_layout {
+    CLB_LAYOUT_FLAT,
+    CLB_LAYOUT_ROWS8,
+    CLB_LAYOUT_COUNT
+};
+
+enum clb_scope {
+    CLB_SCOPE_SHARED,
+    CLB_SCOPE_EXPERT,
+    CLB_SCOPE_COUNT
+};
+
+enum clb_unary {
+    CLB_UNARY_IDENTITY,
+    CLB_UNARY_RELU,
+    CLB_UNARY_LEAKY_RELU,
+    CLB_UNARY_CLAMP,
+    CLB_UNARY_NEG,
+    CLB_UNARY_ABS,
+    CLB_UNARY_SQUARE,
+    CLB_UNARY_SQRT,
+    CLB_UNARY_RSQRT,
+    CLB_UNARY_RECIPROCAL,
+    CLB_UNARY_EXP,
+    CLB_UNARY_LOG,
+    CLB_UNARY_EXPM1,
+    CLB_UNARY_LOG1P,
+    CLB_UNARY_TANH,
+    CLB_UNARY_ERF,
+    CLB_UNARY_SIGMOID,
+    CLB_UNARY_SILU,
+    CLB_UNARY_GELU,
+    CLB_UNARY_GELU_TANH,
+    CLB_UNARY_SOFTPLUS,
+    CLB_UNARY_ELU,
+    CLB_UNARY_HARDSWISH,
+    CLB_UNARY_HARDSIGMOID,
+    CLB_UNARY_COUNT
+};
+
+enum clb_binary {
+    CLB_BINARY_ADD,
+    CLB_BINARY_SUB,
+    CLB_BINARY_MUL,
+    CLB_BINARY_DIV,
+    CLB_BINARY_MAXIMUM,
+    CLB_BINARY_MINIMUM,
+    CLB_BINARY_COUNT
+};
+
+enum clb_reduce {
+    CLB_REDUCE_SUM,
+    CLB_REDUCE_MEAN,
+    CLB_REDUCE_MAX,
+    CLB_REDUCE_COUNT
+};
+
+enum clb_score {
+    CLB_SCORE_SOFTMAX,
+    CLB_SCORE_SIGMOID,
+    CLB_SCORE_LOGIT,
+    CLB_SCORE_COUNT
+};
+
+enum clb_normalize {
+    CLB_NORMALIZE_NONE,
+    CLB_NORMALIZE_SUM,
+    CLB_NORMALIZE_SOFTMAX,
+    CLB_NORMALIZE_ONE,
+    CLB_NORMALIZE_COUNT
+};
+
+/* The first bytes of the file. */
+typedef struct {
+    uint8_t magic[8];
+    uint32_t version;
+    uint32_t max_batch;
+    uint64_t total_bytes;
+    uint64_t meta_bytes;
+    uint64_t shared_bytes;
+    uint64_t context_bytes;
+    uint64_t worst_macs;
+    uint64_t worst_bytes;
+    uint32_t input_floats;
+    uint32_t output_floats;
+    uint32_t ports_offset;
+    uint32_t inputs;
+    uint32_t outputs;
+    uint32_t ops_offset;
+    uint32_t ops;
+    uint32_t main_ops;
+    uint32_t tensors_offset;
+    uint32_t tensors;
+    uint32_t layers_offset;
+    uint32_t layers;
+    uint32_t experts_offset;
+    uint32_t experts;
+    uint32_t golden_offset;
+    uint32_t golden_rows;
+    uint32_t golden_bytes;
+    uint32_t info_offset;
+    uint32_t info_bytes;
+    uint32_t meta_crc;
+    uint32_t shared_crc;
+    uint32_t reserved[26];
+    uint32_t header_crc;
+} CLB_ALIAS clb_header;
+_Static_assert(sizeof(clb_header) == 256, "no padding");
+
+/* One input or output of the model. */
+typedef struct {
+    uint8_t name[32];
+    uint32_t floats;
+    uint32_t rank;
+    uint32_t dims[6];
+} CLB_ALIAS clb_port;
+_Static_assert(sizeof(clb_port) == 64, "no padding");
+
+/* Where an operation finds one row of a value: offset + sample · sample_stride + row · row_stride. */
+typedef struct {
+    uint64_t offset;
+    uint32_t sample_stride;
+    uint32_t row_stride;
+    uint32_t space;
+    uint32_t reserved;
+} CLB_ALIAS clb_operand;
+_Static_assert(sizeof(clb_operand) == 24, "no padding");
+
+/* One operation on `rows` rows of every sample. */
+typedef struct {
+    uint16_t code;
+    uint16_t func;
+    uint32_t rows;
+    clb_operand a;
+    clb_operand b;
+    clb_operand out;
+    clb_operand work;
+    uint32_t w0;
+    uint32_t w1;
+    uint32_t dims[4];
+    uint32_t sa[4];
+    uint32_t sb[4];
+    uint32_t so[4];
+    float p0;
+    float p1;
+    uint32_t reserved[2];
+} CLB_ALIAS clb_op;
+_Static_assert(sizeof(clb_op) == 192, "no padding");
+
+/* One weight tensor. */
+typedef struct {
+    uint64_t offset;
+    uint64_t bytes;
+    uint32_t layout;
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t scope;
+} CLB_ALIAS clb_tensor;
+_Static_assert(sizeof(clb_tensor) == 32, "no padding");
+
+/* One MoE layer: how it routes and where its experts are. */
+typedef struct {
+    uint32_t experts;
+    uint32_t k;
+    uint32_t score;
+    uint32_t normalize;
+    float scale;
+    uint32_t first_expert;
+    uint32_t d_in;
+    uint32_t d_out;
+    uint32_t tile;
+    uint32_t reserved[7];
+} CLB_ALIAS clb_layer;
+_Static_assert(sizeof(clb_layer) == 64, "no padding");
+
+/* One expert: its weights, its program, its share of the calibration tokens. */
+typedef struct {
+    uint64_t offset;
+    uint64_t bytes;
+    uint64_t macs;
+    uint32_t crc;
+    uint32_t layer;
+    uint32_t first_op;
+    uint32_t ops;
+    uint32_t index;
+    float frequency;
+    uint32_t reserved[4];
+} CLB_ALIAS clb_expert;
+_Static_assert(sizeof(clb_expert) == 64, "no padding");
+
+/* The head of one golden row; after it float32 input[input_floats], then u16 choices in the order they are made (layer, token, slot), then zeros to a multiple of 4 bytes. */
+typedef struct {
+    uint32_t output_crc;
+    uint32_t choices;
+} CLB_ALIAS clb_golden;
+_Static_assert(sizeof(clb_golden) == 8, "no padding");
+
+#endif

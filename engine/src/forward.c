@@ -1,0 +1,124 @@
+/* The five functions, and the walk over a model's program. */
+#include "internal.h"
+
+static const colibri_context_t *live(const colibri_context_t *ctx)
+{
+    return ctx != NULL && ctx->model != NULL ? ctx : NULL;
+}
+
+colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin)
+{
+    clb_model model;
+    if (clb_validate(model_bin, UINT64_MAX, &model) != COLIBRI_OK || clb_check_memory(mem, mem_size, &model) != COLIBRI_OK) {
+        return NULL;
+    }
+    colibri_context_t *ctx = mem;
+    memset(ctx, 0, CLB_HEAD_BYTES);
+    ctx->status = COLIBRI_OK;
+    ctx->max_batch = (int32_t)model.header->max_batch;
+    ctx->input_size = model.header->input_floats;
+    ctx->output_size = model.header->output_floats;
+    ctx->model = model_bin;
+    return ctx;
+}
+
+void colibri_free(colibri_context_t *ctx)
+{
+    if (ctx != NULL) {
+        ctx->model = NULL;
+    }
+}
+
+size_t colibri_model_size(const uint8_t *model_bin)
+{
+    const clb_header *header;
+    return clb_read_header(model_bin, &header) == COLIBRI_OK ? (size_t)header->context_bytes : 0;
+}
+
+int colibri_get_num_experts(const uint8_t *model_bin)
+{
+    const clb_header *header;
+    const int error = clb_read_header(model_bin, &header);
+    return error == COLIBRI_OK ? (int)header->experts : -error;
+}
+
+static clb_kernel *const kernels[CLB_OP_MOE] = {
+    [CLB_OP_LINEAR] = clb_linear,       [CLB_OP_MAP1] = clb_map1,       [CLB_OP_MAP2] = clb_map2,
+    [CLB_OP_SOFTMAX] = clb_softmax,     [CLB_OP_LAYERNORM] = clb_layernorm, [CLB_OP_RMSNORM] = clb_rmsnorm,
+    [CLB_OP_REDUCE] = clb_reduce,
+};
+
+/* Row `row` of sample `sample` of an operand; `constant` is the tensor it reads where its space is `const`. */
+static const float *locate(const clb_operand *v, const clb_frame *f, const float *constant, size_t sample, size_t row)
+{
+    const float *base;
+    switch (v->space) {
+    case CLB_SPACE_ARENA: base = (const float *)(const void *)f->arena; break;
+    case CLB_SPACE_INPUT: base = f->input; break;
+    case CLB_SPACE_OUTPUT: base = f->output; break;
+    case CLB_SPACE_CONST: base = constant; break;
+    case CLB_SPACE_TOKEN_IN: base = f->token_in[sample]; break;
+    case CLB_SPACE_TOKEN_OUT: base = f->token_out[sample]; break;
+    default: return NULL;
+    }
+    return base + v->offset / sizeof(float) + sample * v->sample_stride + row * v->row_stride;
+}
+
+static const float *tensor(const clb_frame *frame, uint32_t number)
+{
+    return number == CLB_NONE ? NULL : (const float *)(const void *)(frame->weights + frame->tensors[number].offset);
+}
+
+void clb_run_op(const clb_op *op, uint32_t samples, const clb_frame *frame)
+{
+    clb_tile tile;
+    tile.w0 = tensor(frame, op->w0);
+    tile.w1 = tensor(frame, op->w1);
+    uint32_t sample = 0, row = 0;
+    while (sample < samples) {
+        uint32_t n = 0;
+        for (; n < CLB_TILE && sample < samples; ++n) {
+            tile.a[n] = locate(&op->a, frame, tile.w0, sample, row);
+            tile.b[n] = locate(&op->b, frame, tile.w1, sample, row);
+            tile.out[n] = (float *)(uintptr_t)locate(&op->out, frame, NULL, sample, row);
+            if (++row == op->rows) {
+                row = 0;
+                ++sample;
+            }
+        }
+        tile.rows = n;
+        kernels[op->code](op, &tile);
+    }
+}
+
+void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size)
+{
+    if (live(ctx) == NULL) {
+        return;
+    }
+    if (input == NULL || output == NULL) {
+        ctx->status = COLIBRI_ERR_NULL;
+        return;
+    }
+    if (batch_size < 1 || batch_size > ctx->max_batch) {
+        ctx->status = COLIBRI_ERR_BATCH;
+        return;
+    }
+    clb_model model;
+    clb_parse(ctx->model, &model);
+    const uint32_t samples = (uint32_t)batch_size;
+    const clb_frame frame = {.tensors = model.tensors, .weights = model.bytes, .arena = (uint8_t *)ctx,
+                             .input = input, .output = output};
+    for (uint32_t n = 0; n < model.header->main_ops; ++n) {
+        if (model.ops[n].code == CLB_OP_MOE) {
+            clb_run_moe(&model, &model.ops[n], samples, &frame, ctx);
+        } else {
+            clb_run_op(&model.ops[n], samples, &frame);
+        }
+    }
+    const size_t floats = (size_t)samples * model.header->output_floats;
+    for (size_t i = 0; i < floats; ++i) {
+        output[i] = output[i] == output[i] ? output[i] : clb_nan();
+    }
+    ctx->status = COLIBRI_OK;
+}

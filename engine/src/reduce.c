@@ -1,0 +1,101 @@
+/* Sums and what is made of them: reductions, softmax, norms. A sum is 8 strided partial sums from +0 and a fixed tree,
+ * so that every vector width adds in the same order. */
+#include "internal.h"
+
+#include <math.h> /* sqrtf only */
+
+float clb_lane_tree(const float p[CLB_LANES])
+{
+    return ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]));
+}
+
+float clb_lane_sum(const float *x, size_t stride, size_t n)
+{
+    float lanes[CLB_LANES] = {0};
+    for (size_t i = 0; i < n; ++i) {
+        lanes[i % CLB_LANES] += x[i * stride];
+    }
+    return clb_lane_tree(lanes);
+}
+
+static float largest(const float *x, size_t stride, size_t n)
+{
+    float best = x[0];
+    for (size_t i = 1; i < n; ++i) {
+        const float y = x[i * stride];
+        best = y > best || y != y ? y : best;
+    }
+    return best;
+}
+
+void clb_reduce(const clb_op *op, const clb_tile *tile)
+{
+    const size_t n = op->dims[1], stride = op->sa[1];
+    for (uint32_t row = 0; row < tile->rows; ++row) {
+        for (size_t i = 0; i < op->dims[0]; ++i) {
+            for (size_t j = 0; j < op->dims[2]; ++j) {
+                const float *x = tile->a[row] + i * op->sa[0] + j * op->sa[2];
+                float *y = tile->out[row] + i * op->so[0] + j * op->so[2];
+                if (op->func == CLB_REDUCE_MAX) {
+                    *y = largest(x, stride, n);
+                } else {
+                    const float sum = clb_lane_sum(x, stride, n);
+                    *y = op->func == CLB_REDUCE_MEAN ? sum / (float)n : sum;
+                }
+            }
+        }
+    }
+}
+
+void clb_softmax(const clb_op *op, const clb_tile *tile)
+{
+    const uint32_t n = op->dims[0];
+    for (uint32_t row = 0; row < tile->rows; ++row) {
+        const float *x = tile->a[row];
+        float *y = tile->out[row];
+        float best = -clb_inf();
+        for (uint32_t i = 0; i < n; ++i) {
+            best = x[i] > best ? x[i] : best;
+        }
+        for (uint32_t i = 0; i < n; ++i) {
+            y[i] = clb_exp(x[i] - best);
+        }
+        const float sum = clb_lane_sum(y, 1, n);
+        for (uint32_t i = 0; i < n; ++i) {
+            y[i] /= sum;
+        }
+    }
+}
+
+/* y = ((x - mean) · inverse) · gamma + beta, where inverse = 1 / sqrt(mean of squares + eps). */
+static void normalize(const clb_op *op, const clb_tile *tile, uint32_t row, float mean)
+{
+    const uint32_t n = op->dims[0];
+    const float *x = tile->a[row];
+    float *y = tile->out[row];
+    float lanes[CLB_LANES] = {0};
+    for (uint32_t i = 0; i < n; ++i) {
+        const float centred = x[i] - mean;
+        lanes[i % CLB_LANES] += centred * centred;
+    }
+    const float inverse = 1.0f / sqrtf(clb_lane_tree(lanes) / (float)n + op->p0);
+    for (uint32_t i = 0; i < n; ++i) {
+        float scaled = (x[i] - mean) * inverse;
+        scaled = tile->w0 == NULL ? scaled : scaled * tile->w0[i];
+        y[i] = tile->w1 == NULL ? scaled : scaled + tile->w1[i];
+    }
+}
+
+void clb_layernorm(const clb_op *op, const clb_tile *tile)
+{
+    for (uint32_t row = 0; row < tile->rows; ++row) {
+        normalize(op, tile, row, clb_lane_sum(tile->a[row], 1, op->dims[0]) / (float)op->dims[0]);
+    }
+}
+
+void clb_rmsnorm(const clb_op *op, const clb_tile *tile)
+{
+    for (uint32_t row = 0; row < tile->rows; ++row) {
+        normalize(op, tile, row, 0.0f); /* x - 0 is x, bit for bit */
+    }
+}

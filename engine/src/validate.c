@@ -1,0 +1,436 @@
+/* Proves a model file once, so that running it needs no checks: every offset, size, alignment, dimension and
+ * enumeration, and that no operation can reach outside its memory. Trusts nothing but the bytes it has been given. */
+#include "internal.h"
+
+uint32_t clb_crc32(const void *data, uint64_t bytes)
+{
+    /* Half a byte at a time: 64 bytes of table instead of 1,024. Polynomial of IEEE 802.3, reflected. */
+    static const uint32_t table[16] = {0x00000000u, 0x1DB71064u, 0x3B6E20C8u, 0x26D930ACu, 0x76DC4190u, 0x6B6B51F4u,
+                                       0x4DB26158u, 0x5005713Cu, 0xEDB88320u, 0xF00F9344u, 0xD6D6A3E8u, 0xCB61B38Cu,
+                                       0x9B64C2B0u, 0x86D3D2D4u, 0xA00AE278u, 0xBDBDF21Cu};
+    const uint8_t *p = data;
+    uint32_t crc = 0xFFFFFFFFu;
+    for (uint64_t i = 0; i < bytes; ++i) {
+        crc ^= p[i];
+        crc = crc >> 4 ^ table[crc & 15u];
+        crc = crc >> 4 ^ table[crc & 15u];
+    }
+    return ~crc;
+}
+
+static int big_endian(void)
+{
+    const uint16_t one = 1;
+    uint8_t first;
+    memcpy(&first, &one, 1);
+    return first == 0;
+}
+
+int clb_read_header(const uint8_t *model, const clb_header **header)
+{
+    if (model == NULL) {
+        return COLIBRI_ERR_NULL;
+    }
+    if ((uintptr_t)model % CLB_ALIGN_MODEL != 0) {
+        return COLIBRI_ERR_MISALIGNED;
+    }
+    if (memcmp(model, CLB_MAGIC, sizeof CLB_MAGIC) != 0) {
+        return COLIBRI_ERR_MAGIC;
+    }
+    if (big_endian()) {
+        return COLIBRI_ERR_BIG_ENDIAN;
+    }
+    const clb_header *h = (const clb_header *)(const void *)model;
+    if (h->version != CLB_FORMAT_VERSION) {
+        return COLIBRI_ERR_VERSION;
+    }
+    if (clb_crc32(model, sizeof *h - sizeof h->header_crc) != h->header_crc) {
+        return COLIBRI_ERR_HEADER;
+    }
+    /* A quarter of the address space keeps every later sum of two sizes from wrapping. */
+    const uint64_t most = SIZE_MAX / 4;
+    if (h->total_bytes > most || h->context_bytes > most || h->max_batch > CLB_MAX_BATCH ||
+        (uint64_t)h->max_batch * h->input_floats > most / sizeof(float) ||
+        (uint64_t)h->max_batch * h->output_floats > most / sizeof(float)) {
+        return COLIBRI_ERR_TOO_LARGE;
+    }
+    if (h->max_batch < 1 || h->context_bytes < CLB_HEAD_BYTES || h->input_floats < 1 || h->output_floats < 1 ||
+        h->inputs < 1 || h->outputs < 1 || h->experts > CLB_LIMIT || h->main_ops > h->ops ||
+        h->meta_bytes < sizeof *h || h->meta_bytes > h->total_bytes || h->shared_bytes > h->total_bytes - h->meta_bytes) {
+        return COLIBRI_ERR_HEADER;
+    }
+    *header = h;
+    return COLIBRI_OK;
+}
+
+void clb_parse(const uint8_t *model, clb_model *m)
+{
+    const clb_header *h = (const clb_header *)(const void *)model;
+    m->bytes = model;
+    m->header = h;
+    m->ports = (const clb_port *)(const void *)(model + h->ports_offset);
+    m->ops = (const clb_op *)(const void *)(model + h->ops_offset);
+    m->tensors = (const clb_tensor *)(const void *)(model + h->tensors_offset);
+    m->layers = (const clb_layer *)(const void *)(model + h->layers_offset);
+    m->experts = (const clb_expert *)(const void *)(model + h->experts_offset);
+}
+
+/* `count` records of `size` bytes lie inside the metadata, aligned for their 64-bit fields. */
+static int section(const clb_header *h, uint32_t offset, uint64_t count, uint64_t size)
+{
+    return offset >= sizeof *h && offset % 8 == 0 && offset <= h->meta_bytes && count * size <= h->meta_bytes - offset;
+}
+
+static int ports(const clb_port *port, uint32_t count, uint64_t floats)
+{
+    for (uint32_t n = 0; n < count; ++n) {
+        uint64_t product = 1;
+        if (port[n].rank > 6) {
+            return 0;
+        }
+        for (uint32_t axis = 0; axis < port[n].rank; ++axis) {
+            if (port[n].dims[axis] < 1 || port[n].dims[axis] > CLB_LIMIT) {
+                return 0;
+            }
+            product *= port[n].dims[axis];
+            if (product > CLB_LIMIT) {
+                return 0;
+            }
+        }
+        if (port[n].floats != product || product > floats) {
+            return 0;
+        }
+        floats -= product;
+    }
+    return floats == 0;
+}
+
+/* A tensor's own consistency, and its place inside `bytes` bytes from `first`. */
+static int tensor_fits(const clb_tensor *t, uint64_t first, uint64_t bytes)
+{
+    if (t->rows < 1 || t->rows > CLB_LIMIT || t->cols < 1 || t->cols > CLB_LIMIT) {
+        return 0;
+    }
+    uint64_t rows = t->rows;
+    if (t->layout == CLB_LAYOUT_ROWS8) {
+        rows = (rows + CLB_LANES - 1) / CLB_LANES * CLB_LANES;
+    } else if (t->layout != CLB_LAYOUT_FLAT || rows != 1) {
+        return 0;
+    }
+    return t->bytes == rows * t->cols * sizeof(float) && t->offset % CLB_ALIGN_MODEL == 0 && t->offset >= first &&
+           t->offset - first <= bytes && t->bytes <= bytes - (t->offset - first);
+}
+
+/* What an operation may touch: the whole model, or, where `expert` is set, one expert on a tile of tokens. Nothing may
+ * write to the arena between `work` and `work_end`: there an MoE keeps the indices it follows while its experts run. */
+typedef struct {
+    const clb_model *model;
+    const clb_expert *expert;
+    uint64_t samples, work, work_end;
+} scope;
+
+/* The rows of `v`, each reaching `extent` floats, stay inside its space; where written, they do not overlap. */
+static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, uint64_t extent, const clb_tensor *constant,
+                        int written)
+{
+    const clb_header *h = s->model->header;
+    const uint64_t rows = (uint64_t)(op->rows - 1) * v->row_stride + extent;
+    uint64_t span = (s->samples - 1) * v->sample_stride + rows, space;
+    if (v->offset % sizeof(float) != 0 || v->sample_stride > CLB_LIMIT || v->row_stride > CLB_LIMIT) {
+        return 0;
+    }
+    switch (v->space) {
+    case CLB_SPACE_ARENA:
+        if (v->offset < CLB_HEAD_BYTES) {
+            return 0;
+        }
+        space = h->context_bytes;
+        break;
+    case CLB_SPACE_INPUT: space = s->expert || written ? 0 : (uint64_t)h->max_batch * h->input_floats * sizeof(float); break;
+    case CLB_SPACE_OUTPUT: space = s->expert ? 0 : (uint64_t)h->max_batch * h->output_floats * sizeof(float); break;
+    case CLB_SPACE_CONST: space = constant && constant->layout == CLB_LAYOUT_FLAT && !written ? constant->bytes : 0; break;
+    case CLB_SPACE_TOKEN_IN:
+    case CLB_SPACE_TOKEN_OUT:
+        if (!s->expert || v->sample_stride != 0 || (written && v->space == CLB_SPACE_TOKEN_IN)) {
+            return 0;
+        }
+        space = sizeof(float) * (v->space == CLB_SPACE_TOKEN_IN ? s->model->layers[s->expert->layer].d_in
+                                                               : s->model->layers[s->expert->layer].d_out);
+        span = rows;
+        break;
+    default: return 0;
+    }
+    if (v->offset > space || span > (space - v->offset) / sizeof(float)) {
+        return 0;
+    }
+    if (written && v->space == CLB_SPACE_ARENA && v->offset < s->work_end &&
+        v->offset + span * sizeof(float) > s->work) {
+        return 0;
+    }
+    const int apart = v->space == CLB_SPACE_TOKEN_OUT || s->samples == 1 || v->sample_stride >= rows;
+    return !written || (apart && (op->rows == 1 || v->row_stride >= extent));
+}
+
+/* The tensor an operation names, proven to lie inside the scope's weights; NULL where it names none. */
+static int tensor_of(const scope *s, uint32_t number, const clb_tensor **tensor)
+{
+    const clb_model *m = s->model;
+    *tensor = NULL;
+    if (number == CLB_NONE) {
+        return 1;
+    }
+    if (number >= m->header->tensors || (m->tensors[number].scope == CLB_SCOPE_EXPERT) != (s->expert != NULL)) {
+        return 0;
+    }
+    *tensor = &m->tensors[number];
+    return s->expert == NULL || tensor_fits(*tensor, 0, s->expert->bytes);
+}
+
+static int is_vector(const clb_tensor *t, uint32_t n)
+{
+    return t == NULL || (t->layout == CLB_LAYOUT_FLAT && t->cols == n);
+}
+
+/* Highest float reached plus one, over four strided axes. */
+static uint64_t reach(const uint32_t *dims, const uint32_t *strides)
+{
+    uint64_t last = 0;
+    for (int axis = 0; axis < 4; ++axis) {
+        last += (uint64_t)(dims[axis] - 1) * strides[axis];
+    }
+    return last + 1;
+}
+
+/* Axes are row-major and apart, so that every element is written once and the work is bounded by the memory. */
+static int apart(const uint32_t *dims, const uint32_t *strides)
+{
+    uint64_t below = 1;
+    for (int axis = 3; axis >= 0; --axis) {
+        if (dims[axis] > 1 && strides[axis] < below) {
+            return 0;
+        }
+        below += (uint64_t)(dims[axis] - 1) * strides[axis];
+    }
+    return 1;
+}
+
+static int within_limits(const uint32_t *values, uint32_t least)
+{
+    for (int n = 0; n < 4; ++n) {
+        if (values[n] < least || values[n] > CLB_LIMIT) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int reduce_fits(const scope *s, const clb_op *op)
+{
+    /* outer, n, inner; the elements read are no more than the memory they come from */
+    const uint32_t in[4] = {op->dims[0], op->dims[1], op->dims[2], 1}, out[4] = {op->dims[0], 1, op->dims[2], 1};
+    if (!within_limits(in, 1) || !within_limits(op->sa, 0) || !within_limits(op->so, 0)) {
+        return 0;
+    }
+    const uint64_t extent = reach(in, op->sa), outer = (uint64_t)in[0] * in[2];
+    return op->func < CLB_REDUCE_COUNT && outer <= extent && in[1] <= extent / outer && apart(out, op->so) &&
+           operand_fits(s, op, &op->a, extent, NULL, 0) && operand_fits(s, op, &op->out, reach(out, op->so), NULL, 1);
+}
+
+static int map_fits(const scope *s, const clb_op *op, const clb_tensor *w0, const clb_tensor *w1)
+{
+    if (!within_limits(op->dims, 1) || !within_limits(op->sa, 0) || !within_limits(op->sb, 0) ||
+        !within_limits(op->so, 0) || !apart(op->dims, op->so)) {
+        return 0;
+    }
+    const int two = op->code == CLB_OP_MAP2;
+    return op->func < (two ? (uint32_t)CLB_BINARY_COUNT : (uint32_t)CLB_UNARY_COUNT) &&
+           operand_fits(s, op, &op->a, reach(op->dims, op->sa), w0, 0) &&
+           (two ? operand_fits(s, op, &op->b, reach(op->dims, op->sb), w1, 0) : op->b.space == CLB_SPACE_NONE) &&
+           operand_fits(s, op, &op->out, reach(op->dims, op->so), NULL, 1);
+}
+
+static int op_fits(const scope *s, const clb_op *op)
+{
+    const clb_tensor *w0, *w1;
+    const uint32_t n = op->dims[0];
+    if (op->rows < 1 || op->rows > CLB_LIMIT || !tensor_of(s, op->w0, &w0) || !tensor_of(s, op->w1, &w1)) {
+        return 0;
+    }
+    switch (op->code) {
+    case CLB_OP_LINEAR:
+        return w0 != NULL && w0->layout == CLB_LAYOUT_ROWS8 && w0->rows == op->dims[1] && w0->cols == n &&
+               is_vector(w1, op->dims[1]) && op->func < CLB_UNARY_COUNT && op->b.space == CLB_SPACE_NONE &&
+               operand_fits(s, op, &op->a, n, NULL, 0) && operand_fits(s, op, &op->out, op->dims[1], NULL, 1);
+    case CLB_OP_MAP1:
+    case CLB_OP_MAP2: return map_fits(s, op, w0, w1);
+    case CLB_OP_SOFTMAX:
+    case CLB_OP_LAYERNORM:
+    case CLB_OP_RMSNORM:
+        return n >= 1 && n <= CLB_LIMIT && is_vector(w0, n) && is_vector(w1, n) && op->b.space == CLB_SPACE_NONE &&
+               operand_fits(s, op, &op->a, n, NULL, 0) && operand_fits(s, op, &op->out, n, NULL, 1);
+    case CLB_OP_REDUCE: return op->b.space == CLB_SPACE_NONE && reduce_fits(s, op);
+    default: return 0;
+    }
+}
+
+/* An MoE operation, its workspace, and the programs of its experts. */
+static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number)
+{
+    const clb_model *m = whole->model;
+    const uint64_t context = m->header->context_bytes;
+    if (op->w0 != layer_number || op->rows < 1 || op->rows > CLB_LIMIT || op->a.space == CLB_SPACE_CONST ||
+        op->b.space == CLB_SPACE_CONST || op->work.space != CLB_SPACE_ARENA || op->work.offset % CLB_ALIGN_BUFFER != 0 ||
+        op->work.offset < CLB_HEAD_BYTES || op->work.offset > context) {
+        return 0;
+    }
+    const clb_layer *l = &m->layers[layer_number];
+    const uint64_t tokens = whole->samples * op->rows;
+    if (tokens > CLB_LIMIT / l->k) {
+        return 0;
+    }
+    const uint64_t choices = tokens * l->k, slots = l->k > 1 ? choices * l->d_out : 0;
+    const uint64_t words = slots + 3 * choices + l->experts + 1;
+    if (words > (context - op->work.offset) / sizeof(float)) {
+        return 0;
+    }
+    scope s = *whole;
+    s.work = op->work.offset;
+    s.work_end = s.work + words * sizeof(float);
+    if (!operand_fits(&s, op, &op->a, l->d_in, NULL, 0) || !operand_fits(&s, op, &op->b, l->experts, NULL, 0) ||
+        !operand_fits(&s, op, &op->out, l->d_out, NULL, 1)) {
+        return 0;
+    }
+    s.samples = l->tile;
+    for (uint32_t n = 0; n < l->experts; ++n) {
+        s.expert = &m->experts[l->first_expert + n];
+        for (uint32_t i = 0; i < s.expert->ops; ++i) {
+            if (!op_fits(&s, &m->ops[s.expert->first_op + i])) {
+                return 0;
+            }
+        }
+    }
+    return 1;
+}
+
+static int layer_fits(const clb_header *h, const clb_layer *l, uint32_t first_expert)
+{
+    const int logit = l->score == CLB_SCORE_LOGIT, softmax = l->normalize == CLB_NORMALIZE_SOFTMAX;
+    return l->experts >= 1 && l->first_expert == first_expert && l->experts <= h->experts - first_expert && l->k >= 1 &&
+           l->k <= l->experts && l->score < CLB_SCORE_COUNT && l->normalize < CLB_NORMALIZE_COUNT &&
+           (logit ? softmax || l->normalize == CLB_NORMALIZE_ONE : !softmax) && l->scale - l->scale == 0.0f &&
+           l->d_in >= 1 && l->d_in <= CLB_LIMIT && l->d_out >= 1 && l->d_out <= CLB_LIMIT && l->tile >= 1 &&
+           l->tile <= CLB_TILE;
+}
+
+static int expert_fits(const clb_header *h, const clb_expert *e, uint32_t layer)
+{
+    return e->layer == layer && e->offset % CLB_ALIGN_MODEL == 0 && e->offset >= h->meta_bytes + h->shared_bytes &&
+           e->offset <= h->total_bytes && e->bytes <= h->total_bytes - e->offset && e->first_op >= h->main_ops &&
+           e->first_op <= h->ops && e->ops <= h->ops - e->first_op;
+}
+
+/* The main program, every MoE layer once and in order; counts the choices one sample makes. */
+static int program_fits(const clb_model *m, uint64_t *choices)
+{
+    const clb_header *h = m->header;
+    const scope whole = {.model = m, .samples = h->max_batch};
+    uint32_t layer = 0;
+    *choices = 0;
+    for (uint32_t n = 0; n < h->main_ops; ++n) {
+        const clb_op *op = &m->ops[n];
+        if (op->code != CLB_OP_MOE) {
+            if (!op_fits(&whole, op)) {
+                return 0;
+            }
+        } else if (layer >= h->layers || !moe_fits(&whole, op, layer)) {
+            return 0;
+        } else {
+            *choices += (uint64_t)op->rows * m->layers[layer++].k;
+        }
+    }
+    return layer == h->layers;
+}
+
+static int certificate_fits(const clb_model *m, uint64_t choices)
+{
+    const clb_header *h = m->header;
+    const uint64_t bytes = sizeof(clb_golden) + (uint64_t)h->input_floats * sizeof(float) + (choices + 1) / 2 * 4;
+    for (uint32_t n = 0; n < h->golden_rows; ++n) {
+        if (h->golden_bytes != bytes) {
+            return 0;
+        }
+        const uint8_t *row = m->bytes + h->golden_offset + (uint64_t)n * bytes;
+        if (((const clb_golden *)(const void *)row)->choices != choices) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+int clb_validate(const uint8_t *model, uint64_t size, clb_model *m)
+{
+    if (model != NULL && size < sizeof(clb_header)) {
+        return COLIBRI_ERR_TRUNCATED;
+    }
+    const clb_header *h;
+    const int error = clb_read_header(model, &h);
+    if (error != COLIBRI_OK) {
+        return error;
+    }
+    if (size < h->total_bytes) {
+        return COLIBRI_ERR_TRUNCATED;
+    }
+    if (!section(h, h->ports_offset, (uint64_t)h->inputs + h->outputs, sizeof(clb_port)) ||
+        !section(h, h->ops_offset, h->ops, sizeof(clb_op)) ||
+        !section(h, h->tensors_offset, h->tensors, sizeof(clb_tensor)) ||
+        !section(h, h->layers_offset, h->layers, sizeof(clb_layer)) ||
+        !section(h, h->experts_offset, h->experts, sizeof(clb_expert)) ||
+        !section(h, h->golden_offset, h->golden_rows, h->golden_bytes) || !section(h, h->info_offset, h->info_bytes, 1)) {
+        return COLIBRI_ERR_HEADER;
+    }
+    if (clb_crc32(model + sizeof *h, h->meta_bytes - sizeof *h) != h->meta_crc) {
+        return COLIBRI_ERR_CHECKSUM;
+    }
+    clb_parse(model, m);
+    if (!ports(m->ports, h->inputs, h->input_floats) || !ports(m->ports + h->inputs, h->outputs, h->output_floats)) {
+        return COLIBRI_ERR_HEADER;
+    }
+    for (uint32_t n = 0; n < h->tensors; ++n) {
+        const clb_tensor *t = &m->tensors[n];
+        if (t->scope >= CLB_SCOPE_COUNT || (t->scope == CLB_SCOPE_SHARED && !tensor_fits(t, h->meta_bytes, h->shared_bytes))) {
+            return COLIBRI_ERR_TENSOR;
+        }
+    }
+    uint32_t first = 0;
+    for (uint32_t n = 0; n < h->layers; ++n) {
+        if (!layer_fits(h, &m->layers[n], first)) {
+            return COLIBRI_ERR_ROUTING;
+        }
+        for (uint32_t e = 0; e < m->layers[n].experts; ++e) {
+            if (!expert_fits(h, &m->experts[first + e], n)) {
+                return COLIBRI_ERR_EXPERT;
+            }
+        }
+        first += m->layers[n].experts;
+    }
+    uint64_t choices;
+    if (first != h->experts) {
+        return COLIBRI_ERR_EXPERT;
+    }
+    if (!program_fits(m, &choices)) {
+        return COLIBRI_ERR_PROGRAM;
+    }
+    return certificate_fits(m, choices) ? COLIBRI_OK : COLIBRI_ERR_HEADER;
+}
+
+int clb_check_memory(const void *mem, size_t mem_size, const clb_model *m)
+{
+    _Static_assert(sizeof(colibri_context_t) <= CLB_HEAD_BYTES, "the context's head is reserved once for all targets");
+    if (mem == NULL) {
+        return COLIBRI_ERR_NULL;
+    }
+    if ((uintptr_t)mem % CLB_ALIGN_CONTEXT != 0) {
+        return COLIBRI_ERR_MISALIGNED;
+    }
+    return mem_size < m->header->context_bytes ? COLIBRI_ERR_MEMORY : COLIBRI_OK;
+}

@@ -1,0 +1,63 @@
+"""The parity certificate: golden rows, the experts they choose and the digest of what they give.
+
+Computed here with the reference interpreter, written into model.bin, recomputed by `colibri verify` and by the
+engine's self-test on the device.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from colibri.emit.model_bin import Golden
+from colibri.graph import Array, Graph
+from colibri.reference.interpreter import Trace, run
+
+GOLDEN_ROWS = 8
+_MEASURED_ROWS = 1024  # calibration rows run to measure how often each expert is chosen
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Golden rows, and every expert's share of the tokens of the rows that were run, in program order."""
+
+    golden: list[Golden]
+    frequencies: list[float]
+    rows: int
+
+
+def certify(graph: Graph, rows: Sequence[Array], golden_rows: int = GOLDEN_ROWS) -> Certificate:
+    """Run `rows` (one array (n, *shape) an input) through the reference; keep golden rows that visit many experts."""
+    inputs = [np.ascontiguousarray(x[:_MEASURED_ROWS], np.float32) for x in rows]
+    trace = Trace()
+    outputs = run(graph, inputs, trace)
+    count = len(inputs[0])
+    flat_in = np.concatenate([x.reshape(count, -1) for x in inputs], axis=1)
+    flat_out = np.concatenate([y.reshape(count, -1) for y in outputs], axis=1).astype("<f4")
+    choices = [np.concatenate([r[n].reshape(-1) for r in trace.routes] or [np.zeros(0, int)]) for n in range(count)]
+    frequencies: list[float] = []
+    for node, routes in zip(graph.moe_nodes(), trace.routes, strict=True):
+        experts = node.attrs["router"].experts
+        frequencies += (np.bincount(routes.reshape(-1), minlength=experts) * (routes.shape[-1] / routes.size)).tolist()
+    golden = [
+        Golden(flat_in[n], choices[n].astype(np.uint16), zlib.crc32(flat_out[n].tobytes()))
+        for n in _varied(trace.routes, count, min(golden_rows, count))
+    ]
+    return Certificate(golden, frequencies, count)
+
+
+def _varied(routes: Sequence[np.ndarray[Any, Any]], count: int, wanted: int) -> list[int]:
+    """Row numbers, each adding as many experts not seen before as it can, spread evenly where none are new."""
+    visits = [{(layer, int(e)) for layer, r in enumerate(routes) for e in r[n].reshape(-1)} for n in range(count)]
+    chosen: list[int] = []
+    seen: set[tuple[int, int]] = set()
+    spread = [n * count // wanted for n in range(wanted)]
+    while len(chosen) < wanted:
+        best = max((n for n in range(count) if n not in chosen), key=lambda n: (len(visits[n] - seen), n in spread))
+        chosen.append(best)
+        seen |= visits[best]
+    return sorted(chosen)

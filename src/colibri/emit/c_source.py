@@ -1,0 +1,84 @@
+"""Writes model.h, the sizes as constants, and model.c, the model as a constant array for firmware."""
+
+from __future__ import annotations
+
+import re
+
+from colibri import spec
+from colibri.lower import Program
+
+_EMBED_LIMIT = 4 << 20  # bytes; above, a C array takes compilers minutes and gigabytes
+
+
+def header(program: Program, image: bytes) -> str:
+    """The text of model.h."""
+    constants = {
+        "MODEL_BYTES": (len(image), "flash the model takes"),
+        "MODEL_CONTEXT_BYTES": (program.context_bytes, "RAM a context takes: colibri_model_size()"),
+        "MODEL_MAX_BATCH": (program.max_batch, "largest batch_size"),
+        "MODEL_INPUT_SIZE": (program.input_floats, "floats of one input row"),
+        "MODEL_OUTPUT_SIZE": (program.output_floats, "floats of one output row"),
+        "MODEL_LAYERS": (len(program.layers), "MoE layers"),
+        "MODEL_EXPERTS": (len(program.experts), "experts in all layers: colibri_get_num_experts()"),
+        "MODEL_WORST_MACS": (program.macs, "multiply-accumulates of one row, costliest route"),
+        "MODEL_WORST_WEIGHT_BYTES": (program.weight_bytes, "weight bytes one row reads, costliest route"),
+    }
+    offset = 0
+    lines = [
+        f"/* {_comment(program.name)}: sizes of this model. Written by colibri {spec.VERSION}; do not edit. */",
+        "#ifndef COLIBRI_MODEL_H", "#define COLIBRI_MODEL_H", "", "#include <stdint.h>", "",
+    ]  # fmt: skip
+    lines += [f"#define COLIBRI_{name} {value}u /* {doc} */" for name, (value, doc) in constants.items()]
+    for kind, ports in (("input", program.inputs), ("output", program.outputs)):
+        offset = 0
+        for name, shape in ports:
+            floats = 1
+            for n in shape:
+                floats *= n
+            lines.append(f"/* {kind} {_comment(name)}: shape {list(shape)}, floats {offset} to {offset + floats - 1} of a row */")
+            offset += floats
+    lines += [
+        "",
+        f"extern const uint8_t colibri_model[COLIBRI_MODEL_BYTES]; /* {spec.ALIGN_MODEL}-byte aligned */",
+        "",
+        "#if defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L",
+        f'_Static_assert(COLIBRI_MODEL_CONTEXT_BYTES >= {spec.HEAD_BYTES}u, "the context holds its own head");',
+        '_Static_assert(COLIBRI_MODEL_BYTES <= SIZE_MAX / 4 && COLIBRI_MODEL_CONTEXT_BYTES <= SIZE_MAX / 4,',
+        '               "the model does not fit this target\'s address space");',
+        "#endif",
+        "",
+        "#endif",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def source(program: Program, image: bytes) -> str:
+    """The text of model.c; a model too large for a C array is pulled in from model.bin by the assembler."""
+    head = (
+        f"/* {_comment(program.name)}: the model. Written by colibri {spec.VERSION}; do not edit. */\n"
+        '#include "model.h"\n\n'
+    )
+    if len(image) > _EMBED_LIMIT:
+        return head + (
+            "/* model.bin must be on the assembler's include path (-Wa,-I…). */\n"
+            '__asm__(".section .rodata.model,\\"a\\"\\n"\n'
+            f'        ".balign {spec.ALIGN_MODEL}\\n"\n'
+            '        ".globl colibri_model\\n"\n'
+            '        "colibri_model:\\n"\n'
+            '        ".incbin \\"model.bin\\"\\n"\n'
+            '        ".previous\\n");\n'
+        )
+    rows = "\n".join(
+        "    " + ", ".join(f"0x{b:02X}" for b in image[at : at + 20]) + "," for at in range(0, len(image), 20)
+    )
+    return head + (
+        "#if defined(__GNUC__) && !defined(__APPLE__)\n"
+        '__attribute__((section(".rodata.model")))\n'
+        "#endif\n"
+        f"_Alignas({spec.ALIGN_MODEL}) const uint8_t colibri_model[COLIBRI_MODEL_BYTES] = {{\n{rows}\n}};\n"
+    )
+
+
+def _comment(text: str) -> str:
+    return re.sub(r"[^\w .,+-]", "_", text)

@@ -1,0 +1,197 @@
+"""Writes a planned program as model.bin; every record and enumeration comes from `colibri.spec`."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from colibri import spec
+from colibri.errors import ExportError
+from colibri.graph import Shape
+from colibri.lower import Op, Operand, Program, Tensor
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One golden row: an input row, the experts chosen in the order they are, and the digest of the output row."""
+
+    input: np.ndarray[Any, np.dtype[np.float32]]
+    choices: np.ndarray[Any, np.dtype[np.uint16]]
+    output_crc: int
+
+
+def write(
+    program: Program,
+    golden: Sequence[Golden] = (),
+    frequencies: Sequence[float] = (),
+    info: Mapping[str, Any] | None = None,
+    expert_align: int = spec.ALIGN_EXPERT,
+) -> bytes:
+    """The bytes of model.bin. `frequencies` are the experts' shares of the calibration tokens, in program order.
+
+    Raises ExportError where a field cannot hold its value.
+    """
+    if expert_align % spec.ALIGN_MODEL or expert_align <= 0:
+        raise ExportError(f"expert alignment {expert_align} is not a multiple of {spec.ALIGN_MODEL}")
+    numbers = {tensor: n for n, tensor in enumerate(program.tensors)}
+    sections = {
+        "ports": np.concatenate([_ports(program.inputs), _ports(program.outputs)]).tobytes(),
+        "ops": np.array([_op(op, numbers) for op in (*program.ops, *program.expert_ops)]).tobytes(),
+        "tensors": b"",
+        "layers": b"".join(_layer(program, n) for n in range(len(program.layers))),
+        "experts": b"",
+        "golden": b"".join(map(_golden, golden)),
+        "info": json.dumps(dict(info or {}), sort_keys=True).encode(),
+    }
+    sizes = {name: len(data) for name, data in sections.items()}
+    sizes["tensors"] = len(program.tensors) * spec.TENSOR.bytes
+    sizes["experts"] = len(program.experts) * spec.EXPERT.bytes
+    offsets, end = {}, spec.HEADER.bytes
+    for name, size in sizes.items():
+        offsets[name] = end
+        end = spec.align(end + size, 8)
+    meta_bytes = spec.align(end, spec.ALIGN_MODEL)
+
+    places, end = [], meta_bytes + len(program.shared)
+    for expert in program.experts:
+        places.append(spec.align(end, expert_align))
+        end = places[-1] + spec.align(len(expert.data), spec.ALIGN_MODEL)
+    image = bytearray(end)
+    sections["tensors"] = b"".join(_tensor(t, meta_bytes) for t in program.tensors)
+    shares = frequencies or [0.0] * len(program.experts)
+    sections["experts"] = b"".join(
+        _expert(program, n, place, share) for n, (place, share) in enumerate(zip(places, shares, strict=True))
+    )
+    for name, data in sections.items():
+        assert len(data) == sizes[name]
+        image[offsets[name] : offsets[name] + len(data)] = data
+    image[meta_bytes : meta_bytes + len(program.shared)] = program.shared
+    for expert, place in zip(program.experts, places, strict=True):
+        image[place : place + len(expert.data)] = expert.data
+
+    header = spec.HEADER.dtype
+    values = {
+        "magic": np.frombuffer(spec.MAGIC, np.uint8),
+        "version": spec.FORMAT_VERSION, "max_batch": program.max_batch, "total_bytes": len(image),
+        "meta_bytes": meta_bytes, "shared_bytes": len(program.shared), "context_bytes": program.context_bytes,
+        "worst_macs": program.macs, "worst_bytes": program.weight_bytes,
+        "input_floats": program.input_floats, "output_floats": program.output_floats,
+        "inputs": len(program.inputs), "outputs": len(program.outputs),
+        "ops": len(program.ops) + len(program.expert_ops), "main_ops": len(program.ops),
+        "tensors": len(program.tensors), "layers": len(program.layers), "experts": len(program.experts),
+        "golden_rows": len(golden), "golden_bytes": sizes["golden"] // max(1, len(golden)),
+        "info_bytes": sizes["info"],
+        "meta_crc": zlib.crc32(image[spec.HEADER.bytes : meta_bytes]), "shared_crc": zlib.crc32(program.shared),
+        **{f"{name}_offset": offset for name, offset in offsets.items()},
+    }  # fmt: skip
+    record = _fill(header, values)
+    record["header_crc"] = zlib.crc32(record.tobytes()[: spec.HEADER.bytes - 4])
+    image[: spec.HEADER.bytes] = record.tobytes()
+    return bytes(image)
+
+
+def _fill(dtype: np.dtype[Any], values: Mapping[str, Any]) -> Any:
+    """A record of `dtype`, other fields zero; refuses what does not fit instead of wrapping."""
+    record = np.zeros((), dtype)
+    for name, value in values.items():
+        field = dtype[name]
+        if field.kind == "u" and not 0 <= int(value) <= np.iinfo(field).max:
+            raise ExportError(f"{name} = {value} does not fit the model format's {field}")
+        record[name] = value
+    return record
+
+
+def _value(enum: str, name: str) -> int:
+    return list(spec.ENUMS[enum]).index(name)
+
+
+def _ports(ports: Sequence[tuple[str, Shape]]) -> Any:
+    rows = np.zeros(len(ports), spec.PORT.dtype)
+    for row, (name, shape) in zip(rows, ports, strict=True):
+        text = name.encode()[: spec.PORT.fields[0].count - 1]
+        row["name"][: len(text)] = np.frombuffer(text, np.uint8)
+        if len(shape) > 6:
+            raise ExportError(f"{name}: {len(shape)} axes; the model format holds 6: reshape it in the model")
+        row["floats"], row["rank"] = prod(shape), len(shape)
+        row["dims"][: len(shape)] = shape
+    return rows
+
+
+def _operand(operand: Operand) -> Any:
+    buffer = operand.place.buffer
+    base = 0 if buffer is None else buffer.offset
+    return _fill(
+        spec.OPERAND.dtype,
+        {"offset": base + operand.offset * 4, "sample_stride": operand.place.sample_stride,
+         "row_stride": operand.row_stride, "space": _value("space", operand.place.space)},
+    )  # fmt: skip
+
+
+_FUNC_ENUM = {"map2": "binary", "reduce": "reduce"}
+
+
+def _op(op: Op, numbers: Mapping[Tensor, int]) -> Any:
+    record = _fill(
+        spec.OP.dtype,
+        {"code": _value("op", op.code), "func": _value(_FUNC_ENUM.get(op.code, "unary"), op.func), "rows": op.rows,
+         "w0": op.layer if op.code == "moe" else numbers[op.w0] if op.w0 else spec.NONE,
+         "w1": numbers[op.w1] if op.w1 else spec.NONE, "p0": op.p0, "p1": op.p1},
+    )  # fmt: skip
+    for name in ("a", "b", "out", "work"):
+        record[name] = _operand(getattr(op, name))
+    elementwise = op.code in ("map1", "map2")
+    for name, values, missing in (("dims", op.dims, 1), ("sa", op.sa, 0), ("sb", op.sb, 0), ("so", op.so, 0)):
+        # Elementwise axes end at the last place, where the innermost loop is; the others count from the first.
+        pad = (missing if elementwise else 0,) * (4 - len(values))
+        row = (*pad, *values) if elementwise else (*values, *pad)
+        if any(not 0 <= v <= spec.LIMIT for v in row):
+            raise ExportError(f"{op.comment}: a size or stride in {row} exceeds {spec.LIMIT}")
+        record[name] = row
+    return record
+
+
+def _tensor(tensor: Tensor, meta_bytes: int) -> bytes:
+    shared = tensor.scope == "shared"
+    return bytes(
+        _fill(
+            spec.TENSOR.dtype,
+            {"offset": tensor.offset + (meta_bytes if shared else 0), "bytes": tensor.bytes, "rows": tensor.rows,
+             "cols": tensor.cols, "layout": _value("layout", tensor.layout), "scope": _value("scope", tensor.scope)},
+        ).tobytes()
+    )  # fmt: skip
+
+
+def _layer(program: Program, number: int) -> bytes:
+    layer = program.layers[number]
+    router = layer.router
+    return bytes(
+        _fill(
+            spec.LAYER.dtype,
+            {"experts": router.experts, "k": router.k, "score": _value("score", router.score),
+             "normalize": _value("normalize", router.normalize), "scale": router.scale,
+             "first_expert": layer.first_expert, "d_in": layer.d_in, "d_out": layer.d_out, "tile": layer.tile},
+        ).tobytes()
+    )  # fmt: skip
+
+
+def _expert(program: Program, number: int, place: int, frequency: float) -> bytes:
+    e = program.experts[number]
+    return bytes(
+        _fill(
+            spec.EXPERT.dtype,
+            {"offset": place, "bytes": len(e.data), "macs": e.macs, "crc": zlib.crc32(e.data), "layer": e.layer,
+             "first_op": len(program.ops) + e.first_op, "ops": e.ops, "index": e.index, "frequency": frequency},
+        ).tobytes()
+    )  # fmt: skip
+
+
+def _golden(golden: Golden) -> bytes:
+    head = _fill(spec.GOLDEN.dtype, {"output_crc": golden.output_crc, "choices": len(golden.choices)})
+    choices = golden.choices.astype("<u2").tobytes()
+    return bytes(head.tobytes()) + golden.input.astype("<f4").tobytes() + choices + bytes(len(choices) % 4)

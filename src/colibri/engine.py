@@ -1,0 +1,181 @@
+"""The C engine from Python: load a model, call it on NumPy arrays, verify it."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from colibri import spec
+from colibri._engine import ffi, lib
+from colibri.errors import ModelError
+from colibri.graph import Array
+from colibri.package import Package, Port, open_package, parse
+
+
+class Model:
+    """A loaded model; calling it maps NumPy arrays (batch, *shape) float32 to NumPy arrays (batch, *shape) float32.
+
+    Safe to call from several threads at once: each call runs in a context of its own, without the interpreter lock.
+    """
+
+    def __init__(self, package: Package, verify: bool = True) -> None:
+        self.package = package
+        self._model = ffi.from_buffer("uint8_t[]", package.data)
+        error = lib.colibri_check(self._model, len(package.data), lib.COLIBRI_CHECK_STRUCTURE)
+        if error:
+            raise ModelError(f"{package.path}: {spec.error_text(error)}", error)
+        if verify:
+            package.check_weights()
+        self._contexts: list[Any] = []
+        self._input_size = sum(prod(p.shape) for p in package.inputs)
+        self._output_size = sum(prod(p.shape) for p in package.outputs)
+
+    @property
+    def inputs(self) -> list[Port]:
+        """Names and per-row shapes of the inputs."""
+        return self.package.inputs
+
+    @property
+    def outputs(self) -> list[Port]:
+        """Names and per-row shapes of the outputs."""
+        return self.package.outputs
+
+    @property
+    def max_batch(self) -> int:
+        """Rows the engine runs at once; longer batches are run in pieces, with the same bits."""
+        return int(self.package.header["max_batch"])
+
+    @property
+    def context_bytes(self) -> int:
+        """Exact bytes of memory one context takes, as the engine reports it."""
+        return int(lib.colibri_model_size(self._model))
+
+    @property
+    def num_experts(self) -> int:
+        """Experts in all layers together, as the engine reports it."""
+        return int(lib.colibri_get_num_experts(self._model))
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Outputs for `inputs`: one array, or a tuple where the model has several outputs.
+
+        Raises ModelError where a shape does not fit.
+        """
+        outputs = self._split(self._run(self._pack(inputs), None))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def routes(self, *inputs: Any) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
+        """The experts chosen, one array (batch, tokens, k) int32 for each MoE layer, best first."""
+        rows = self._pack(inputs)
+        moe = spec.OPCODES.index("moe")
+        shapes = [(int(op["rows"]), int(self.package.layers[op["w0"]]["k"]))
+                  for op in self.package.ops[: int(self.package.header["main_ops"])] if op["code"] == moe]  # fmt: skip
+        choices: list[Any] = []
+        self._run(rows, choices)
+        pieces = []
+        for n, (flat, batch) in enumerate(choices):
+            at, layers = 0, []
+            for tokens, k in shapes:
+                layers.append(flat[at : at + batch * tokens * k].reshape(batch, tokens, k))
+                at += batch * tokens * k
+            pieces.append(layers)
+            del n
+        return [np.concatenate(layer) for layer in zip(*pieces, strict=True)]
+
+    def selftest(self) -> None:
+        """Recompute the parity certificate with the engine; raises ModelError where a bit differs."""
+        context = self._context()
+        output = np.empty(self._output_size, np.float32)
+        error = lib.colibri_selftest(context, ffi.from_buffer("float[]", output))
+        self._contexts.append(context)
+        if error:
+            raise ModelError(f"{self.package.path}: {spec.error_text(error)}", error)
+
+    def _context(self) -> Any:
+        try:
+            return self._contexts.pop()
+        except IndexError:
+            size = self.context_bytes
+            memory = aligned(size, spec.ALIGN_CONTEXT)
+            pointer = ffi.from_buffer("uint8_t[]", memory)
+            context = lib.colibri_init(pointer, size, self._model)
+            if context == ffi.NULL:
+                error = lib.colibri_diagnose(pointer, size, self._model)
+                raise ModelError(f"{self.package.path}: {spec.error_text(error)}", error) from None
+            return ffi.gc(context, lambda c, keep=(pointer, memory): lib.colibri_free(c))
+
+    def _pack(self, inputs: tuple[Any, ...]) -> Array:
+        ports = self.inputs
+        if len(inputs) != len(ports):
+            raise ModelError(f"{self.package.path} takes {len(ports)} inputs ({', '.join(p.name for p in ports)}), "
+                             f"not {len(inputs)}")  # fmt: skip
+        arrays = [np.asarray(x) for x in inputs]
+        for port, x in zip(ports, arrays, strict=True):
+            if x.dtype.kind not in "fiub":
+                raise ModelError(f"input {port.name!r} holds {x.dtype}, not numbers: convert it to float32")
+            if x.ndim != len(port.shape) + 1 or x.shape[1:] != port.shape or len(x) != len(arrays[0]):
+                raise ModelError(f"input {port.name!r} has shape {x.shape}, but the model takes (batch, "
+                                 f"{', '.join(map(str, port.shape))}), the same batch for every input")  # fmt: skip
+        if len(arrays[0]) == 0:
+            raise ModelError("the batch is empty: pass at least one row")
+        if len(arrays) == 1:
+            return np.ascontiguousarray(arrays[0], np.float32)
+        return np.concatenate([x.reshape(len(x), -1) for x in arrays], axis=1, dtype=np.float32)
+
+    def _run(self, rows: Array, choices: list[Any] | None) -> Array:
+        batch, step = len(rows), self.max_batch
+        out = np.empty((batch, self._output_size), np.float32)
+        x, y = ffi.from_buffer("float[]", rows), ffi.from_buffer("float[]", out)
+        context = self._context()
+        try:
+            for first in range(0, batch, step):
+                count = min(step, batch - first)
+                at = x + first * self._input_size, y + first * self._output_size
+                if choices is None:
+                    lib.colibri_forward(context, *at, count)
+                else:
+                    flat = np.empty(count * self._choices_per_row(), np.int32)
+                    lib.forward_recording(context, *at, count, ffi.from_buffer("int32_t[]", flat))
+                    choices.append((flat, count))
+                if context.status:
+                    raise ModelError(f"{self.package.path}: {spec.error_text(context.status)}", context.status)
+        finally:
+            self._contexts.append(context)
+        return out
+
+    def _choices_per_row(self) -> int:
+        main = self.package.ops[: int(self.package.header["main_ops"])]
+        moe = main[main["code"] == spec.OPCODES.index("moe")]
+        return int(sum(int(op["rows"]) * int(self.package.layers[op["w0"]]["k"]) for op in moe))
+
+    def _split(self, out: Array) -> list[Array]:
+        parts, at = [], 0
+        for port in self.outputs:
+            size = prod(port.shape)
+            part = out if size == self._output_size else np.ascontiguousarray(out[:, at : at + size])
+            parts.append(part.reshape(len(out), *port.shape))
+            at += size
+        return parts
+
+
+def aligned(size: int, to: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """`size` uninitialised bytes whose address is a multiple of `to`."""
+    raw = np.empty(size + to, np.uint8)
+    start = -raw.ctypes.data % to
+    return raw[start : start + size]
+
+
+def load(path: str | Path | bytes, verify: bool = True) -> Model:
+    """Load a model.bin, the directory of an export, or a model's bytes.
+
+    `verify` checks the weights' checksums, which reads the whole file. Raises ModelError for what is not a sound model.
+    """
+    if isinstance(path, bytes):
+        memory = aligned(len(path), spec.ALIGN_MODEL)
+        memory[:] = np.frombuffer(path, np.uint8)
+        if len(path) < spec.HEADER.bytes:
+            raise ModelError(f"{len(path)} bytes are fewer than a model's header", 5)
+        return Model(parse(memoryview(memory), "model"), verify)
+    return Model(open_package(path), verify)

@@ -1,0 +1,22 @@
+"""The exceptions of the package: each message says what failed, where, and what to do next."""
+
+from __future__ import annotations
+
+
+class ColibriError(Exception):
+    """Base of every error this package raises on purpose; its text is meant for the user as it stands."""
+
+
+class ExportError(ColibriError):
+    """The model cannot be exported faithfully; the message names the part and a way out."""
+
+
+class ModelError(ColibriError):
+    """A model file, or a call of a loaded model, is not valid.
+
+    `code` is the engine's error code (see `colibri.spec.ERRORS`), or None where the engine was not asked.
+    """
+
+    def __init__(self, message: str, code: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code

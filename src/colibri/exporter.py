@@ -1,0 +1,146 @@
+"""From a graph to the files of an export: optimise, lower, plan, certify, write, and check the result in the engine.
+
+`python -m colibri.exporter --model … --dtype … --output DIR/` is the same as `colibri export`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from colibri import spec
+from colibri.certify import Certificate, certify
+from colibri.emit import c_source, model_bin
+from colibri.engine import Model, load
+from colibri.errors import ExportError
+from colibri.graph import Array, Graph
+from colibri.lower import Program, lower
+from colibri.passes import optimize
+from colibri.plan import plan
+from colibri.reference.interpreter import run
+
+DTYPES = ("fp32",)
+_COMPARED_ROWS = 64  # rows run through reference and engine before anything is written
+
+Stage = Callable[[str, Any], None]
+
+
+@dataclass(frozen=True)
+class Export:
+    """What an export produced: the optimised graph, its program, the certificate and the bytes of model.bin."""
+
+    graph: Graph
+    program: Program
+    certificate: Certificate
+    image: bytes
+
+    def files(self) -> dict[str, bytes]:
+        """The files of the export directory, by name."""
+        return {
+            "model.bin": self.image,
+            "model.h": c_source.header(self.program, self.image).encode(),
+            "model.c": c_source.source(self.program, self.image).encode(),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of the export."""
+        return {
+            **load(self.image).package.summary(),
+            "planner_lower_bound": self.program.lower_bound,
+            "calibration_rows": self.certificate.rows,
+        }
+
+
+def build(
+    graph: Graph,
+    *,
+    dtype: str = "fp32",
+    max_batch: int = 1,
+    calibration: Sequence[Array] | None = None,
+    expert_align: int = spec.ALIGN_EXPERT,
+    on_stage: Stage | None = None,
+) -> Export:
+    """Run every stage in memory and prove the engine equal to the reference on the calibration rows.
+
+    `calibration` holds one array (rows, *shape) float32 for each input; without it, seeded normal rows stand in.
+    Raises ExportError for anything that cannot be exported faithfully.
+    """
+    if dtype not in DTYPES:
+        raise ExportError(f"dtype {dtype!r} is not available; available are {', '.join(DTYPES)}")
+    if not 1 <= max_batch <= spec.MAX_BATCH:
+        raise ExportError(f"max_batch {max_batch} is not between 1 and {spec.MAX_BATCH}")
+    stage = on_stage or (lambda name, value: None)
+    stage("graph", graph)
+    for name, value in graph.constants.items():
+        if not np.isfinite(value).all():
+            raise ExportError(f"constant {name!r} holds NaN or infinity: train or load the model again")
+    graph = optimize(graph, stage)
+    program = lower(graph, max_batch)
+    stage("program", program)
+    plan(program)
+    stage("plan", program)
+    rows = list(calibration) if calibration is not None else _random_rows(graph)
+    certificate = certify(graph, rows)
+    info = {"name": graph.name, "dtype": dtype, "producer": f"colibri {spec.VERSION}",
+            "calibration": "data" if calibration is not None else "random"}  # fmt: skip
+    image = model_bin.write(program, certificate.golden, certificate.frequencies, info, expert_align)
+    export = Export(graph, program, certificate, image)
+    _prove_equal(export, rows)
+    stage("export", export)
+    return export
+
+
+def write(export: Export, path: str | Path) -> Path:
+    """Write the export to the directory `path`, or model.bin alone where `path` ends in .bin; returns its model.bin.
+
+    Each file is replaced by rename, so a process that has the old one mapped keeps it whole.
+    """
+    path = Path(path)
+    files = {path: export.image} if path.suffix == ".bin" else {path / n: data for n, data in export.files().items()}
+    try:
+        for target, data in files.items():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+                file.write(data)
+            Path(file.name).chmod(0o666 & ~_umask())
+            Path(file.name).replace(target)
+    except OSError as error:
+        raise ExportError(f"{path} cannot be written: {error.strerror}: choose another output directory") from None
+    return path if path.suffix == ".bin" else path / "model.bin"
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _random_rows(graph: Graph) -> list[Array]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal((_COMPARED_ROWS, *graph.shapes[i]), np.float32) for i in graph.inputs]
+
+
+def _prove_equal(export: Export, rows: Sequence[Array]) -> None:
+    """The engine on the bytes just built gives the reference's bits; a difference is a bug of Colibri, never shipped."""
+    model: Model = load(export.image)
+    model.selftest()
+    some = [x[:_COMPARED_ROWS] for x in rows]
+    got = model(*some)
+    for name, want, have in zip(export.graph.outputs, run(export.graph, some), got if isinstance(got, tuple) else (got,),
+                                strict=True):  # fmt: skip
+        if want.tobytes() != have.tobytes():
+            raise ExportError(f"output {name!r} of the engine differs from the reference: please report this model")
+    if model.context_bytes != export.program.context_bytes:
+        raise ExportError("the engine's context size differs from the plan: please report this model")
+
+
+if __name__ == "__main__":
+    from colibri.cli import exporter_main
+
+    exporter_main()

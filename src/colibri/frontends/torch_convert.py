@@ -1,0 +1,312 @@
+"""ATen programs to graphs, in terms of one sample; `torch_aten` has the operations one by one.
+
+torch.export gives a flat program whose tensors carry the batch in axis 0, as the symbol s or, where a view merged the
+batch with c rows a sample, as c·s. Row-major order keeps every sample contiguous in both forms, so such a tensor has the
+per-sample shape without that axis, or with c in its place. An operation that reads axis 0 any other way would mix
+samples, and is refused. What does not depend on an input is computed here and becomes a constant.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from colibri.errors import ExportError
+from colibri.graph import Graph, Router, Shape
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of the program that depends on an input; `merged` when axis 0 is c·batch, its per-sample axis 0."""
+
+    name: str
+    shape: Shape  # per sample
+    merged: bool
+
+    @property
+    def rank(self) -> int:
+        """The number of axes torch sees, batch included."""
+        return len(self.shape) + (not self.merged)
+
+
+@dataclass(frozen=True)
+class Const:
+    """A tensor that depends on no input, and the name it gets in the graph if something uses it."""
+
+    tensor: Tensor
+    name: str
+
+
+@dataclass(frozen=True)
+class MoeBody:
+    """What stands behind one `colibri::moe` leaf."""
+
+    path: str
+    router: Router
+    experts: list[Graph]
+
+
+ROUTING = frozenset(
+    "topk gather scatter scatter_add sort argsort argmax argmin one_hot nonzero where index index_put index_add "
+    "index_select masked_fill masked_select eq ne lt le gt ge bitwise_and bitwise_or logical_and logical_not item "
+    "_local_scalar_dense any all cumsum".split()
+)
+WAY_OUT = (
+    "if this is the routing of a Mixture of Experts, say what the block does with colibri.register_moe(...), or write "
+    "the block densely: every expert on every token, and the weighted sum of their outputs"
+)
+
+
+class Converter:
+    """Converts one exported program into `graph` with the converters in `ops`, by ATen name.
+
+    `bodies` are what stands behind the MoE leaves; `notes` say, by module path, what is known about blocks there.
+    """
+
+    def __init__(
+        self, graph: Graph, ops: Mapping[str, Callable[..., Any]], bodies: Sequence[MoeBody], notes: Mapping[str, str]
+    ) -> None:
+        self.graph = graph
+        self.ops = ops
+        self.bodies = bodies
+        self.notes = notes
+        self.env: dict[Any, Any] = {}
+        self.batch: set[Any] = set()
+        self.node: Any = None
+        self.op = ""
+
+    def run(self, program: Any, state: Mapping[str, Tensor]) -> None:
+        """Append the program's inputs, nodes and outputs, with the weights in `state`, to the graph.
+
+        Raises ExportError naming module and operation.
+        """
+        self._placeholders(program, state)
+        live = _live(program)
+        for node in program.graph.nodes:
+            if node.op != "call_function" or node not in live:
+                continue
+            self.node = node
+            try:
+                self.env[node] = self._convert(node)
+            except ExportError as error:
+                raise ExportError(explain(module_path(node), f"{op_name(node)} {error}", self.notes)) from None
+        self.graph.outputs = [self._output(node) for node in _user_outputs(program)]
+
+    def _placeholders(self, program: Any, state: Mapping[str, Tensor]) -> None:
+        nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+        for spec in program.graph_signature.input_specs:
+            node = nodes.get(getattr(spec.arg, "name", ""))
+            if node is None:
+                continue
+            if spec.kind.name != "USER_INPUT":
+                held = state if spec.target in state else program.constants
+                self.env[node] = Const(held[spec.target].detach(), spec.target)
+                continue
+            size = node.meta["val"].shape[0]
+            symbol = size.node.expr if isinstance(size, torch.SymInt) else None
+            if symbol is None or not symbol.is_Symbol or not _unbounded(program, symbol):
+                raise ExportError(
+                    f"input {node.name!r}: the program only works for some batch sizes (it has become {size}); Python code "
+                    "that loops over x.shape[0] or branches on it must be written as tensor operations over all rows, "
+                    "and a saved program needs a dynamic first axis (torch.export.Dim.AUTO)"
+                )
+            self.batch.add(symbol)
+            shape, merged = self.sample(node.meta["val"])
+            self.env[node] = Value(self.graph.add_input(node.name, shape), shape, merged)
+
+    def _convert(self, node: Any) -> Any:
+        value = node.meta.get("val")
+        if node.target is operator.getitem:
+            parts, n = self.env[node.args[0]], node.args[1]
+            if n >= len(parts):
+                raise ExportError(f"of {op_name(node.args[0])}: result {n} is not supported, only the values are")
+            return parts[n]
+        if isinstance(value, int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
+            return value
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: self.env.get(n))
+        if self._foldable(node):
+            plain = torch.fx.node.map_arg(
+                (node.args, node.kwargs), lambda n: v.tensor if isinstance(v := self.env[n], Const) else v
+            )
+            with torch.no_grad():
+                result = node.target(*plain[0], **plain[1])
+            wrap = lambda t: Const(t, node.name) if isinstance(t, Tensor) else t  # noqa: E731
+            return [wrap(t) for t in result] if isinstance(result, list | tuple) else wrap(result)
+        self.op = name = op_name(node).removeprefix("aten.")
+        convert = self.ops.get(f"{name}.{getattr(node.target, '_overloadname', '')}") or self.ops.get(name)
+        if convert is None:
+            routing = name in ROUTING
+            raise ExportError(f"is not supported {f'here; {WAY_OUT}' if routing else 'in this version'}")
+        try:
+            inspect.signature(convert).bind(self, *args, **kwargs)
+        except TypeError:
+            raise ExportError(f"is not supported with these arguments: {node.args[1:]} {dict(node.kwargs)}") from None
+        return convert(self, *args, **kwargs)
+
+    def _foldable(self, node: Any) -> bool:
+        values = [self.env.get(n) for n in node.all_input_nodes]
+        tags = getattr(node.target, "tags", ())
+        if torch.Tag.nondeterministic_seeded in tags:
+            raise ExportError("is random, also in eval mode; the exported model must give one answer")
+        return all(isinstance(v, Const | int | float) for v in values) and not op_name(node).startswith(
+            ("aten.empty", "colibri.")
+        )
+
+    def _output(self, node: Any) -> str:
+        value = self.env.get(node)
+        if not isinstance(value, Value):
+            raise ExportError(f"output {node} does not depend on the input; leave it out of the module's result")
+        return value.name
+
+    # --- what the converters below are written with -------------------------------------------------------------------
+
+    def sample(self, fake: Any) -> tuple[Shape, bool]:
+        """Per-sample shape of a traced tensor, and whether its axis 0 merges the batch with rows of a sample."""
+        if fake.dtype != torch.float32:
+            raise ExportError(f"gives {str(fake.dtype).removeprefix('torch.')}; only float32 is computed with")
+        sizes = list(fake.shape)
+        lead = sizes[0].node.expr if sizes and isinstance(sizes[0], torch.SymInt) else None
+        rows = [lead / s for s in self.batch if lead is not None and (lead / s).is_Integer]
+        if not rows:
+            raise ExportError(f"mixes samples or moves the batch away from axis 0: the result has shape {_text(sizes)}")
+        if any(isinstance(n, torch.SymInt) and not n.node.expr.is_Integer for n in sizes[1:]):
+            raise ExportError(f"gives the shape {_text(sizes)}, which depends on the data or on the batch")
+        inner = tuple(int(n) for n in sizes[1:])
+        return (inner, False) if rows[0] == 1 else ((int(rows[0]), *inner), True)
+
+    def add(self, op: str, *inputs: Value | str, **attrs: Any) -> str:
+        """Append a node; returns its name."""
+        return self.graph.add(op, *(v.name if isinstance(v, Value) else v for v in inputs), **attrs)
+
+    def value(self, name: str, fake: Any = None) -> Value:
+        """The program's result (the current node's, or `fake`), held in the graph as `name`."""
+        shape, merged = self.sample(self.node.meta["val"] if fake is None else fake)
+        if self.graph.shapes[name] != shape:
+            raise ExportError(f"has per-sample shape {self.graph.shapes[name]} where {shape} was traced")
+        return Value(name, shape, merged)
+
+    def emit(self, op: str, *inputs: Value | str, **attrs: Any) -> Value:
+        """Append the node that gives the program's result."""
+        return self.value(self.add(op, *inputs, **attrs))
+
+    def reshaped(self, x: Value | str, fake: Any = None) -> Value:
+        """`x` in the result's per-sample shape."""
+        name = x.name if isinstance(x, Value) else x
+        shape, _ = self.sample(self.node.meta["val"] if fake is None else fake)
+        return self.value(name if self.graph.shapes[name] == shape else self.add("reshape", name, shape=shape), fake)
+
+    def axis(self, x: Value, dim: int) -> int:
+        """Per-sample axis of torch's axis `dim`; refuses axis 0."""
+        dim = dim % x.rank
+        if dim == 0:
+            raise ExportError("works along axis 0, the batch: samples must not depend on each other")
+        return dim if x.merged else dim - 1
+
+    def number(self, value: Any) -> str:
+        """A constant of shape ()."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ExportError("uses a number computed from the data or from the batch size")
+        return self.graph.add_constant(f"c{float(value):.9g}", float(value))
+
+    def constant(self, value: Any, tensor: Tensor | None = None, suffix: str = "") -> str:
+        """`value` (or `tensor` derived from it) in the graph; refuses what depends on an input."""
+        if not isinstance(value, Const):
+            raise ExportError("is only supported with a constant here, not with a tensor computed from the input")
+        array = (value.tensor if tensor is None else tensor).to(torch.float32).numpy(force=True)
+        return self.graph.add_constant(value.name + suffix, array)
+
+    def operand(self, value: Any, like: Value) -> str:
+        """An operand of a broadcasting operation, aligned with `like` in per-sample terms."""
+        if isinstance(value, Value):
+            if (value.rank, value.merged) != (like.rank, like.merged):
+                raise ExportError(
+                    f"combines tensors of {value.rank} and {like.rank} axes (batch included), which would align the "
+                    "batch of one with a sample axis of the other; add the missing axes with unsqueeze"
+                )
+            return value.name
+        if not isinstance(value, Const):
+            return self.number(value)
+        tensor = value.tensor
+        if tensor.dim() > like.rank or (tensor.dim() == like.rank and tensor.shape[0] != 1):
+            raise ExportError(f"combines a constant of shape {tuple(tensor.shape)} with the batch axis")
+        return self.constant(value, tensor[0] if tensor.dim() == like.rank and not like.merged else tensor)
+
+    def binary(self, func: str, a: Any, b: Any) -> str:
+        """The name of a broadcast `func`; at least one operand is a Value."""
+        like = a if isinstance(a, Value) else b
+        return self.add("binary", self.operand(a, like), self.operand(b, like), func=func)
+
+    def unary(self, func: str, x: Value | str, alpha: float = 0.0, beta: float = 0.0) -> str:
+        """The name of an elementwise `func`."""
+        used = {"alpha": float(alpha), "beta": float(beta)} if func == "clamp" else {"alpha": float(alpha)}
+        return self.add("unary", x, func=func, **(used if func in ("clamp", "leaky_relu") else {}))
+
+    def reduce(self, func: str, x: Value, dims: Any) -> str:
+        """The name of `x` reduced over the torch axes `dims`, which are gone."""
+        dims = range(x.rank) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
+        name = x.name
+        for axis in sorted((self.axis(x, d) for d in dims), reverse=True):
+            name = self.add("reduce", name, func=func, axis=axis)
+        return name
+
+
+# --- names and places -------------------------------------------------------------------------------------------------
+
+
+def op_name(node: Any) -> str:
+    """`aten.topk` for the overload `aten.topk.default`."""
+    packet = getattr(node.target, "overloadpacket", None)
+    return str(packet) if packet is not None else str(getattr(node.target, "__name__", node.target))
+
+
+def module_path(node: Any) -> str:
+    """Dotted path of the module whose forward issued the node; "" for the outermost."""
+    stack = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    return next((path for path in reversed(stack) if not path.startswith("_")), "")
+
+
+def explain(path: str, message: str, notes: Mapping[str, str]) -> str:
+    """`path: message`, and what was found out about the blocks that contain the path."""
+    about = [note for at, note in notes.items() if at in ("", path) or path.startswith(f"{at}.")]
+    return "; ".join([f"{path or 'the module'}: {message}", *about])
+
+
+def _text(sizes: Sequence[Any]) -> str:
+    return f"({', '.join(map(str, sizes))})"
+
+
+def _unbounded(program: Any, symbol: Any) -> bool:
+    limits = program.range_constraints.get(symbol)
+    return limits is None or (limits.lower <= 2 and limits.upper > 2**31)
+
+
+def _user_outputs(program: Any) -> list[Any]:
+    (row,) = next(node for node in program.graph.nodes if node.op == "output").args
+    outputs = []
+    for node, spec in zip(row, program.graph_signature.output_specs, strict=True):
+        if spec.kind.name != "USER_OUTPUT":
+            raise ExportError(f"the module changes {spec.target or node} while it runs; it must not keep state")
+        if isinstance(node, torch.fx.Node):
+            outputs.append(node)
+    return outputs
+
+
+def _live(program: Any) -> set[Any]:
+    """The nodes the outputs depend on; nothing else needs to be supported."""
+    todo, live = _user_outputs(program), set()
+    while todo:
+        node = todo.pop()
+        if node not in live:
+            live.add(node)
+            todo += node.all_input_nodes
+    return live
+
+
+__all__ = ["Const", "Converter", "MoeBody", "Value", "explain", "module_path", "op_name"]

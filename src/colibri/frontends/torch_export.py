@@ -1,0 +1,298 @@
+"""PyTorch modules to graphs: find the MoE blocks, trace the rest with torch.export, convert, and compare.
+
+`from_torch` takes a module, `from_pt2` a program saved by torch.export. Both return the graph and a report, or raise
+ExportError that names the module path and operation; a graph that does not compute what the module does is never returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from colibri.errors import ExportError
+from colibri.frontends.torch_aten import OPS
+from colibri.frontends.torch_convert import Converter, MoeBody, explain
+from colibri.frontends.torch_moe import Block, dense_cost, find_blocks, leaves, register_moe, registered
+from colibri.frontends.torch_report import Report
+from colibri.graph import Graph
+from colibri.reference.interpreter import run
+
+TOLERANCE = 1e-5  # largest |difference| / max |output| of the whole graph
+RANDOM_ROWS = 32
+
+# Decomposed, these would be many small operations, or would lose the name a refusal should give.
+KEEP = frozenset(
+    "linear matmul einsum layer_norm rms_norm group_norm scaled_dot_product_attention gru lstm rnn_tanh rnn_relu silu gelu "
+    "elu selu celu mish hardtanh hardswish hardsigmoid relu6 softplus leaky_relu conv1d conv2d conv3d conv_transpose1d "
+    "conv_transpose2d max_pool1d max_pool2d avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d embedding".split()
+)
+
+
+def from_torch(
+    module: nn.Module, example_inputs: Any, calibration: Any = None, name: str = "model"
+) -> tuple[Graph, Report]:
+    """The graph of `module` in eval mode, and what was found; the module is left as it was.
+
+    `example_inputs`: float tensor or array (batch, …), or a tuple of them. `calibration`: more such inputs, or an iterable
+    of them: real data on which MoE blocks are identified and the graph is compared. Raises ExportError only.
+    """
+    example = _inputs(example_inputs, "example_inputs")
+    if len({len(x) for x in example}) != 1:
+        raise ExportError(f"the inputs have different batch sizes: {[tuple(x.shape) for x in example]}")
+    if len(example[0]) < 2:
+        example = tuple(x.repeat(2, *(1,) * (x.dim() - 1)) for x in example)
+    runs = [example, *_calibration(calibration)]
+    report = Report()
+    with _quiet(), _kept(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        claims = registered(module)
+        work = _as_float32(module, report).eval()
+        reference = [_outputs(work, row) for row in runs]
+        if any(not torch.equal(a, b) for a, b in zip(_outputs(work, example), reference[0], strict=True)):
+            report.warnings.append("two runs of the module on the same input differ")
+        blocks, rejected = find_blocks(work, runs, claims)
+        report.blocks = [block.finding for block in blocks if block.finding is not None]
+        report.warnings += [cost for block in (*blocks, *rejected) if (cost := dense_cost(block)) is not None]
+        notes = {r.path: f"{r}; colibri.register_moe(...) can say what it does" for r in rejected}
+        bodies = [MoeBody(b.path, b.router, _experts(b)) for b in blocks]
+        with leaves(blocks):
+            graph = _convert(work, example, name, bodies, notes)
+        _verify(graph, work, runs, reference, report)
+    return graph, report
+
+
+def from_pt2(path: str | Path, calibration: Any = None, name: str = "model") -> tuple[Graph, Report]:
+    """The graph of a program saved by torch.export.save, with MoE blocks found through its module hierarchy.
+
+    The program must have been saved with its example inputs and a dynamic batch axis. Raises ExportError only.
+    """
+    with _quiet():
+        try:
+            program = torch.export.load(path)
+            module = torch.export.unflatten(program)
+        except Exception as error:
+            raise ExportError(f"{path}: torch.export cannot load it: {_first_line(error)}") from None
+    args, kwargs = program.example_inputs or ((), {})
+    if kwargs:
+        raise ExportError(f"{path}: the program takes keyword arguments; save it with positional tensors only")
+    if not args:
+        raise ExportError(f"{path}: the program holds no example inputs; save it as torch.export.export returned it")
+    return from_torch(module, tuple(args), calibration, name)
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def _inputs(values: Any, what: str) -> tuple[Tensor, ...]:
+    """One call's inputs as float32 tensors with a batch axis."""
+    row = tuple(values) if isinstance(values, tuple | list) else (values,)
+    tensors = []
+    for n, value in enumerate(row):
+        if not isinstance(value, Tensor | np.ndarray):
+            raise ExportError(f"{what}: input {n} is a {type(value).__name__}, not a tensor or NumPy array")
+        tensor = torch.as_tensor(value).detach()
+        if not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ExportError(f"{what}: input {n} is {kind}; only float inputs are supported (integer inputs not yet)")
+        if tensor.dim() == 0 or tensor.numel() == 0:
+            raise ExportError(f"{what}: input {n} has shape {tuple(tensor.shape)}; the first axis must be the batch")
+        tensors.append(tensor.to("cpu", torch.float32))
+    if not tensors:
+        raise ExportError(f"{what}: no input given")
+    return tuple(tensors)
+
+
+def _calibration(values: Any) -> list[tuple[Tensor, ...]]:
+    if values is None:
+        return []
+    if isinstance(values, Tensor | np.ndarray | tuple):
+        return [_inputs(values, "calibration")]
+    if not isinstance(values, Iterable):
+        raise ExportError(f"calibration is a {type(values).__name__}, not a tensor, a tuple or an iterable of them")
+    return [_inputs(value, f"calibration {n}") for n, value in enumerate(values)]
+
+
+def _as_float32(module: nn.Module, report: Report) -> nn.Module:
+    tensors = [*module.parameters(), *module.buffers()]
+    kinds = sorted({str(t.dtype).removeprefix("torch.") for t in tensors if t.is_floating_point()} - {"float32"})
+    if not kinds:
+        return module
+    report.warnings.append(f"the module holds {', '.join(kinds)}; converted to float32")
+    try:
+        return copy.deepcopy(module).float()
+    except Exception as error:
+        raise ExportError(f"the module holds {', '.join(kinds)} and cannot be copied: {_first_line(error)}") from None
+
+
+def _outputs(module: nn.Module, row: Sequence[Tensor]) -> list[Tensor]:
+    """The module's outputs, flattened in order."""
+    with _located(module, "cannot be run on these inputs", {}):
+        return [y for y in pytree.tree_leaves(module(*row)) if isinstance(y, Tensor)]
+
+
+# --- tracing ----------------------------------------------------------------------------------------------------------
+
+
+def _convert(
+    module: nn.Module, example: Sequence[Tensor], name: str, bodies: Sequence[MoeBody], notes: Mapping[str, str]
+) -> Graph:
+    """Trace with a free batch size and convert."""
+    graph = Graph(name)
+    program = _trace(module, example, notes)
+    Converter(graph, OPS, bodies, notes).run(program, program.state_dict)
+    graph.validate()
+    return graph
+
+
+def _trace(module: nn.Module, example: Sequence[Tensor], notes: Mapping[str, str]) -> Any:
+    free = tuple({0: torch.export.Dim.AUTO} for _ in example)
+    with _located(module, "cannot be traced by torch.export", notes):
+        program = torch.export.export(module, tuple(example), dynamic_shapes=free, strict=False)
+        return program.run_decompositions(_decompositions())
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Any]:
+    return {op: f for op, f in torch.export.default_decompositions().items() if op._schema.name.partition("::")[2] not in KEEP}
+
+
+def _experts(block: Block) -> list[Graph]:
+    """Each expert as the graph of one token, compared with the expert.
+
+    Experts are usually one program with different weights: the first is traced, and the others only where the comparison
+    fails with their weights in its program.
+    """
+    tokens = block.pre.call(torch.randn(RANDOM_ROWS, block.input_width, generator=torch.Generator().manual_seed(2)))
+    graphs: list[Graph] = []
+    program: Any = None
+    for n, expert in enumerate(block.experts):
+        name, expected = f"{block.path}.expert{n}".lstrip("."), expert(tokens).numpy()
+        try:
+            graph = None if program is None else _fitting(name, program, expert.state_dict(), tokens, expected)
+            if graph is None:
+                program = _trace(expert, (tokens,), {})
+                graph = _fitting(name, program, program.state_dict, tokens, expected)
+        except ExportError as error:
+            raise ExportError(f"{block.path or 'the module'}: expert {n}: {error}") from None
+        if graph is None:
+            raise ExportError(f"{block.path or 'the module'}: expert {n} does not compute what its graph does; report this")
+        graphs.append(graph)
+    return graphs
+
+
+def _fitting(
+    name: str, program: Any, state: Mapping[str, Tensor], tokens: Tensor, expected: np.ndarray[Any, Any]
+) -> Graph | None:
+    """The program with these weights as a graph, or None where it does not give `expected`."""
+    if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in program.state_dict.items()}:
+        return None
+    graph = Graph(name)
+    Converter(graph, OPS, (), {}).run(program, state)
+    return graph if _error(expected, run(graph, [tokens.numpy()])[0]) <= TOLERANCE else None
+
+
+@contextlib.contextmanager
+def _located(module: nn.Module, what: str, notes: Mapping[str, str]) -> Iterator[None]:
+    """Turn whatever torch raises into an ExportError that names the innermost module that was running."""
+    trail: list[str] = []
+
+    def leave(module: nn.Module, args: Any, result: Any) -> None:
+        trail.pop()
+
+    hooks = []
+    for path, m in module.named_modules():
+        hooks.append(m.register_forward_pre_hook(lambda m, args, path=path: trail.append(path)))
+        hooks.append(m.register_forward_hook(leave))
+    try:
+        yield
+    except ExportError:
+        raise
+    except Exception as error:
+        at = trail[-1] if trail else ""
+        kind = type(module.get_submodule(at)).__name__
+        message = f"({kind}) {what}: {type(error).__name__}: {_first_line(error)}"
+        raise ExportError(explain(at, message, notes)) from None
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "no message")
+
+
+@contextlib.contextmanager
+def _kept(module: nn.Module) -> Iterator[None]:
+    """Restore training flags and buffers afterwards."""
+    modes = [(m, m.training) for m in module.modules()]
+    buffers = [(b, b.detach().clone()) for b in module.buffers()]
+    try:
+        yield
+    finally:
+        for m, mode in modes:
+            m.training = mode
+        with torch.no_grad():
+            for b, value in buffers:
+                if not torch.equal(b, value):
+                    b.copy_(value)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's own warnings and logs out of the user's terminal: what matters is in the error or the report."""
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+# --- verification -----------------------------------------------------------------------------------------------------
+
+
+def _verify(
+    graph: Graph, module: nn.Module, runs: list[tuple[Tensor, ...]], reference: list[list[Tensor]], report: Report
+) -> None:
+    """Compare graph and module on the given rows, the first of them alone, and random rows like the example."""
+    generator = torch.Generator().manual_seed(0)
+    random = tuple(
+        x.mean() + (x.std() if x.numel() > 1 else 1.0) * torch.randn(RANDOM_ROWS, *x.shape[1:], generator=generator)
+        for x in runs[0]
+    )
+    alone = tuple(x[:1] for x in runs[0])
+    sets = [*zip(runs, reference, strict=True), (alone, _outputs(module, alone)), (random, _outputs(module, random))]
+    for row, expected in sets:
+        results = run(graph, [x.numpy() for x in row])
+        for n, (y, ours) in enumerate(zip(expected, results, strict=True)):
+            report.error = max(report.error, _error(y.numpy(), ours.reshape(y.shape)))
+            if not report.error <= TOLERANCE:
+                raise ExportError(
+                    f"output {n} of the graph differs from the module's: largest difference relative to the largest output "
+                    f"{report.error:.1e}, above {TOLERANCE}; please report this with the module"
+                )
+        report.rows += len(row[0])
+
+
+def _error(expected: np.ndarray[Any, Any], ours: np.ndarray[Any, Any]) -> float:
+    if not (np.isfinite(expected) == np.isfinite(ours)).all():
+        return float("inf")
+    finite = np.isfinite(expected)
+    difference = np.abs(np.where(finite, expected, 0) - np.where(finite, ours, 0)).max()
+    return float(difference / max(float(np.abs(np.where(finite, expected, 0)).max()), 1e-30))
+
+
+__all__ = ["Report", "from_pt2", "from_torch", "register_moe"]

@@ -1,0 +1,417 @@
+"""The intermediate representation: a small graph of tensor operations on one sample.
+
+Every value has a *per-sample* shape: the batch is implicit, always first, and no operation may mix samples. A value
+is an input, a constant (a NumPy array without batch) or the output of one node. Operations on the last axis treat
+the leading axes as independent rows ("tokens").
+
+This file knows the operations, their shapes and their attributes; what they compute is defined, to the last bit, in
+`colibri.reference`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from colibri.errors import ExportError
+
+Shape = tuple[int, ...]
+Array = np.ndarray[Any, np.dtype[np.float32]]
+
+UNARY = (
+    "identity", "relu", "leaky_relu", "clamp", "neg", "abs", "square", "sqrt", "rsqrt", "reciprocal", "exp", "log",
+    "expm1", "log1p", "tanh", "erf", "sigmoid", "silu", "gelu", "gelu_tanh", "softplus", "elu", "hardswish",
+    "hardsigmoid",
+)  # fmt: skip
+BINARY = ("add", "sub", "mul", "div", "maximum", "minimum")
+REDUCE = ("sum", "mean", "max")
+SCORES = ("softmax", "sigmoid", "logit")
+NORMALIZE = ("none", "sum", "softmax", "one")
+
+
+@dataclass(frozen=True)
+class Router:
+    """How one token's logits become k chosen experts and their weights.
+
+    p = score(logits) over all experts; the k largest are chosen, the lowest index winning ties; w = p at the chosen:
+    `none` as it is, `sum` divided by its sum over the chosen, `softmax` of the chosen logits (score `logit` only),
+    `one` replaced by 1. Finally w is multiplied by `scale`.
+    """
+
+    experts: int
+    k: int
+    score: str = "softmax"
+    normalize: str = "none"
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        problems = [
+            (not 1 <= self.k <= self.experts, f"k = {self.k} must be between 1 and the {self.experts} experts"),
+            (self.score not in SCORES, f"score {self.score!r} is not one of {', '.join(SCORES)}"),
+            (self.normalize not in NORMALIZE, f"normalize {self.normalize!r} is not one of {', '.join(NORMALIZE)}"),
+            ((self.normalize == "softmax") and self.score != "logit", "normalize 'softmax' needs score 'logit'"),
+            ((self.score == "logit") and self.normalize in ("none", "sum"), "score 'logit' needs 'softmax' or 'one'"),
+            (not np.isfinite(np.float32(self.scale)), f"scale {self.scale} is not finite"),
+        ]
+        for bad, message in problems:
+            if bad:
+                raise ExportError(f"router: {message}")
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation: `output = op(*inputs)`; `inputs` name values of the same graph."""
+
+    op: str
+    output: str
+    inputs: tuple[str, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Graph:
+    """Inputs, constants and nodes in the order they run; `shapes` holds every value's per-sample shape."""
+
+    name: str = "model"
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[str, Array] = field(default_factory=dict)
+    shapes: dict[str, Shape] = field(default_factory=dict)
+
+    def add_input(self, name: str, shape: Shape) -> str:
+        """Declare an input of per-sample `shape`; returns its name."""
+        self._declare(name, tuple(int(n) for n in shape))
+        self.inputs.append(name)
+        return name
+
+    def add_constant(self, name: str, value: Any) -> str:
+        """Store `value` as float32 under `name` (made unique if taken by a different array); returns the name used."""
+        array = np.array(value, dtype=np.float32, order="C")
+        unique, n = name, 1
+        while unique in self.shapes:
+            held = self.constants.get(unique)
+            if held is not None and held.shape == array.shape and held.tobytes() == array.tobytes():
+                return unique
+            unique, n = f"{name}.{n}", n + 1
+        self._declare(unique, array.shape)
+        self.constants[unique] = array
+        return unique
+
+    def add(self, op: str, *inputs: str, output: str | None = None, **attrs: Any) -> str:
+        """Append a node, infer its shape, return the name of its output.
+
+        Raises ExportError where the operation is unknown or does not accept these shapes or attributes.
+        """
+        if op not in OPS:
+            raise ExportError(f"operation {op!r} is not known; known are {', '.join(sorted(OPS))}")
+        for name in inputs:
+            if name not in self.shapes:
+                raise ExportError(f"{op}: value {name!r} is not defined before it is used")
+        name = output or self.fresh(op)
+        node = Node(op, name, tuple(inputs), attrs)
+        try:
+            shape = OPS[op](node, [self.shapes[i] for i in inputs])
+        except ExportError as error:
+            raise ExportError(f"{name} = {op}({', '.join(inputs)}): {error}") from None
+        self._declare(name, shape)
+        self.nodes.append(node)
+        return name
+
+    def fresh(self, stem: str) -> str:
+        """A value name that is not in use, starting with `stem`."""
+        n = 0
+        while f"{stem}_{n}" in self.shapes:
+            n += 1
+        return f"{stem}_{n}"
+
+    def _declare(self, name: str, shape: Shape) -> None:
+        if name in self.shapes:
+            raise ExportError(f"value {name!r} is defined twice")
+        if any(n <= 0 for n in shape):
+            raise ExportError(f"value {name!r} has an empty shape {shape}")
+        self.shapes[name] = shape
+
+    def splice(self, other: Graph, bind: Mapping[str, str], prefix: str) -> list[str]:
+        """Copy `other`'s nodes into this graph, its inputs bound to values here; returns its outputs' names here."""
+        names = {i: bind[i] for i in other.inputs}
+        for name, value in other.constants.items():
+            names[name] = self.add_constant(name if name not in self.shapes else f"{prefix}.{name}", value)
+        for node in other.nodes:
+            names[node.output] = self.add(
+                node.op, *(names[i] for i in node.inputs), output=self.fresh(f"{prefix}.{node.op}"), **node.attrs
+            )
+        return [names[o] for o in other.outputs]
+
+    def validate(self) -> None:
+        """Re-derive every shape from the inputs and constants; raises ExportError at the first disagreement."""
+        fresh = Graph(self.name)
+        for i in self.inputs:
+            fresh.add_input(i, self.shapes[i])
+        for name, value in self.constants.items():
+            fresh._declare(name, value.shape)
+        for node in self.nodes:
+            fresh.add(node.op, *node.inputs, output=node.output, **node.attrs)
+            if fresh.shapes[node.output] != self.shapes[node.output]:
+                raise ExportError(f"{node.output}: shape {self.shapes[node.output]} is not {node.op}'s")
+        for name in self.outputs:
+            if name not in fresh.shapes:
+                raise ExportError(f"output {name!r} is not defined")
+        if not self.outputs:
+            raise ExportError(f"graph {self.name!r} has no outputs")
+
+    def moe_nodes(self) -> Iterator[Node]:
+        """The MoE nodes in the order they run; their position is the layer number reported everywhere."""
+        return (node for node in self.nodes if node.op == "moe")
+
+    def producers(self) -> dict[str, Node]:
+        """Each node by the name of its output."""
+        return {node.output: node for node in self.nodes}
+
+    def consumers(self) -> dict[str, list[Node]]:
+        """The nodes that read each value (graph outputs are not listed)."""
+        readers: dict[str, list[Node]] = {name: [] for name in self.shapes}
+        for node in self.nodes:
+            for name in node.inputs:
+                readers[name].append(node)
+        return readers
+
+    def __str__(self) -> str:
+        lines = [f"graph {self.name}"]
+        lines += [f"  input  {name}: {list(self.shapes[name])}" for name in self.inputs]
+        for node in self.nodes:
+            plain = {k: v for k, v in node.attrs.items() if k != "experts" and v is not None}
+            attrs = "".join(f" {k}={v}" for k, v in plain.items())
+            args = ", ".join(f"{i}{list(self.shapes[i])}" for i in node.inputs)
+            lines.append(f"  {node.output}: {list(self.shapes[node.output])} = {node.op}({args}){attrs}")
+            experts: list[Graph] = node.attrs.get("experts", [])
+            alike = len({expert.signature() for expert in experts}) == 1
+            for n, expert in enumerate(experts[:1] if alike else experts):
+                lines.append(f"    expert {f'0…{len(experts) - 1}' if alike else n}")
+                lines += [f"    {line}" for line in str(expert).splitlines()[1:]]
+        lines.append(f"  output {', '.join(self.outputs)}")
+        return "\n".join(lines)
+
+    def signature(self) -> str:
+        """Text equal for two graphs exactly when they run the same program on constants of the same shapes."""
+        number = {name: n for n, name in enumerate([*self.inputs, *self.constants, *(n.output for n in self.nodes)])}
+        nodes = [(n.op, [number[i] for i in n.inputs], number[n.output], repr(sorted(n.attrs.items())))
+                 for n in self.nodes]  # fmt: skip
+        shapes = [self.shapes[name] for name in number]
+        return repr((len(self.inputs), len(self.constants), nodes, shapes, [number[o] for o in self.outputs]))
+
+
+# --- shapes -----------------------------------------------------------------------------------------------------------
+
+
+def _need(condition: bool, message: str) -> None:
+    if not condition:
+        raise ExportError(message)
+
+
+def normalize_axis(axis: int, rank: int) -> int:
+    """`axis` counted from the front; raises ExportError when it is out of range for `rank` per-sample axes."""
+    _need(-rank <= axis < rank, f"axis {axis} is out of range for {rank} per-sample axes")
+    return axis % rank
+
+
+def _linear(node: Node, shapes: list[Shape]) -> Shape:
+    _need(len(shapes) in (2, 3), "needs x, weight and perhaps bias")
+    x, weight = shapes[:2]
+    _need(len(x) >= 1 and len(weight) == 2 and x[-1] == weight[1], f"x {x} does not fit weight {weight} (out, in)")
+    _need(len(shapes) == 2 or shapes[2] == (weight[0],), f"bias {shapes[-1]} does not fit weight {weight}")
+    _need(node.attrs.get("activation") in (None, *UNARY), f"unknown activation {node.attrs.get('activation')!r}")
+    return (*x[:-1], weight[0])
+
+
+def _unary(node: Node, shapes: list[Shape]) -> Shape:
+    _need(len(shapes) == 1, "needs one input")
+    _need(node.attrs.get("func") in UNARY, f"unknown function {node.attrs.get('func')!r}")
+    return shapes[0]
+
+
+def _binary(node: Node, shapes: list[Shape]) -> Shape:
+    _need(len(shapes) == 2, "needs two inputs")
+    _need(node.attrs.get("func") in BINARY, f"unknown function {node.attrs.get('func')!r}")
+    try:
+        return tuple(np.broadcast_shapes(*shapes))
+    except ValueError:
+        raise ExportError(f"shapes {shapes[0]} and {shapes[1]} do not broadcast") from None
+
+
+def _softmax(node: Node, shapes: list[Shape]) -> Shape:
+    _need(len(shapes) == 1 and len(shapes[0]) >= 1, "needs one input with an axis")
+    return shapes[0]
+
+
+def _norm(node: Node, shapes: list[Shape]) -> Shape:
+    _need(1 <= len(shapes) <= 3 and len(shapes[0]) >= 1, "needs x and perhaps gamma, beta")
+    _need(all(s == shapes[0][-1:] for s in shapes[1:]), "gamma and beta must have the size of the last axis")
+    _need(float(node.attrs["eps"]) >= 0, "eps must not be negative")
+    return shapes[0]
+
+
+def _reduce(node: Node, shapes: list[Shape]) -> Shape:
+    _need(len(shapes) == 1, "needs one input")
+    _need(node.attrs.get("func") in REDUCE, f"unknown function {node.attrs.get('func')!r}")
+    axis = normalize_axis(node.attrs["axis"], len(shapes[0]))
+    return shapes[0][:axis] + shapes[0][axis + 1 :]
+
+
+def _reshape(node: Node, shapes: list[Shape]) -> Shape:
+    shape = tuple(int(n) for n in node.attrs["shape"])
+    _need(len(shapes) == 1 and int(np.prod(shapes[0])) == int(np.prod(shape)), f"{shapes[0]} has not {shape}'s size")
+    return shape
+
+
+def _transpose(node: Node, shapes: list[Shape]) -> Shape:
+    perm = tuple(node.attrs["perm"])
+    _need(len(shapes) == 1 and sorted(perm) == list(range(len(shapes[0]))), f"perm {perm} is no order of {shapes[0]}")
+    return tuple(shapes[0][p] for p in perm)
+
+
+def _slice(node: Node, shapes: list[Shape]) -> Shape:
+    axis = normalize_axis(node.attrs["axis"], len(shapes[0]))
+    start, stop, step = (node.attrs[k] for k in ("start", "stop", "step"))
+    size = shapes[0][axis]
+    _need(0 <= start < stop <= size and step >= 1, f"{start}:{stop}:{step} is no part of axis {axis} of size {size}")
+    return (*shapes[0][:axis], len(range(start, stop, step)), *shapes[0][axis + 1 :])
+
+
+def _concat(node: Node, shapes: list[Shape]) -> Shape:
+    _need(len(shapes) >= 1, "needs an input")
+    axis = normalize_axis(node.attrs["axis"], len(shapes[0]))
+    rest = {(*s[:axis], *s[axis + 1 :]) for s in shapes}
+    _need(len(rest) == 1 and len({len(s) for s in shapes}) == 1, f"shapes {shapes} differ beside axis {axis}")
+    return (*shapes[0][:axis], sum(s[axis] for s in shapes), *shapes[0][axis + 1 :])
+
+
+def _expand(node: Node, shapes: list[Shape]) -> Shape:
+    shape = tuple(int(n) for n in node.attrs["shape"])
+    _need(len(shapes) == 1, "needs one input")
+    try:
+        _need(tuple(np.broadcast_shapes(shapes[0], shape)) == shape, f"{shapes[0]} does not expand to {shape}")
+    except ValueError:
+        raise ExportError(f"{shapes[0]} does not expand to {shape}") from None
+    return shape
+
+
+def _moe(node: Node, shapes: list[Shape]) -> Shape:
+    _need(len(shapes) == 2, "needs x and logits")
+    x, logits = shapes
+    router: Router = node.attrs["router"]
+    experts: list[Graph] = node.attrs["experts"]
+    _need(len(experts) == router.experts, f"{len(experts)} experts, but the router chooses among {router.experts}")
+    _need(logits == (*x[:-1], router.experts), f"logits {logits} must be {(*x[:-1], router.experts)}")
+    for n, expert in enumerate(experts):
+        _need(len(expert.inputs) == len(expert.outputs) == 1, f"expert {n} must have one input and one output")
+        _need(expert.shapes[expert.inputs[0]] == x[-1:], f"expert {n} must take one token of shape {x[-1:]}")
+        _need(not any(True for _ in expert.moe_nodes()), f"expert {n} contains an MoE itself, which is not supported")
+    widths = {expert.shapes[expert.outputs[0]] for expert in experts}
+    _need(len(widths) == 1 and len(next(iter(widths))) == 1, f"experts give different shapes {sorted(widths)}")
+    return (*x[:-1], *next(iter(widths)))
+
+
+OPS: dict[str, Callable[[Node, list[Shape]], Shape]] = {
+    "linear": _linear,  # x (…, in), weight (out, in)[, bias (out,)] -> (…, out); activation=None
+    "unary": _unary,  # x -> x's shape; func, alpha=0, beta=0
+    "binary": _binary,  # a, b -> NumPy broadcasting of the per-sample shapes; func
+    "softmax": _softmax,  # over the last axis
+    "layernorm": _norm,  # over the last axis; eps
+    "rmsnorm": _norm,  # over the last axis; eps
+    "reduce": _reduce,  # one axis away; func, axis
+    "reshape": _reshape,  # row-major; shape
+    "transpose": _transpose,  # perm of the per-sample axes
+    "slice": _slice,  # axis, start, stop, step
+    "concat": _concat,  # axis
+    "expand": _expand,  # NumPy broadcast_to; shape
+    "moe": _moe,  # x (…, in), logits (…, experts) -> (…, out); router: Router, experts: list[Graph]
+}
+
+
+# --- text form: the small architecture file beside a safetensors file ------------------------------------------------
+
+FORMAT, FORMAT_VERSION = "colibri-graph", 1
+
+
+def to_json(graph: Graph) -> str:
+    """The graph without its constants' values, as the text `from_json` reads."""
+
+    def nodes(g: Graph) -> list[dict[str, Any]]:
+        rows = []
+        for node in g.nodes:
+            row: dict[str, Any] = {"op": node.op, "output": node.output, "inputs": list(node.inputs)}
+            for key, value in node.attrs.items():
+                if key == "router":
+                    row[key] = {k: v for k, v in value.__dict__.items()}
+                elif key == "experts":
+                    row[key] = [{"input": e.inputs[0], "nodes": nodes(e), "output": e.outputs[0]} for e in value]
+                else:
+                    row[key] = value
+            rows.append(row)
+        return rows
+
+    inputs = {name: list(graph.shapes[name]) for name in graph.inputs}
+    text = {"format": FORMAT, "version": FORMAT_VERSION, "name": graph.name, "inputs": inputs, "nodes": nodes(graph),
+            "outputs": graph.outputs}  # fmt: skip
+    return json.dumps(text, indent=1)
+
+
+def from_json(text: str, tensors: Mapping[str, Any]) -> Graph:
+    """Build a graph from its text form and the named tensors it refers to.
+
+    `experts` is a list of bodies, or one body with `count`, in which `{e}` in a tensor's name stands for the expert's
+    number. Raises ExportError naming the first thing that is missing, unknown or does not fit.
+    """
+    try:
+        doc = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ExportError(f"architecture file is not JSON: {error}") from None
+    if not isinstance(doc, dict) or doc.get("format") != FORMAT or doc.get("version") != FORMAT_VERSION:
+        raise ExportError(f'architecture file must say "format": "{FORMAT}", "version": {FORMAT_VERSION}')
+    try:
+        graph = _graph_from(doc["name"], doc["inputs"], doc["nodes"], doc["outputs"], tensors)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ExportError(f"architecture file: field {error} is missing or of the wrong kind") from None
+    graph.validate()
+    return graph
+
+
+def _graph_from(
+    name: str, inputs: Mapping[str, Any], rows: list[Any], outputs: list[str], tensors: Mapping[str, Any]
+) -> Graph:
+    graph = Graph(name)
+    for key, shape in inputs.items():
+        graph.add_input(key, tuple(shape))
+    for row in rows:
+        attrs = {k: v for k, v in row.items() if k not in ("op", "output", "inputs")}
+        for key in row["inputs"]:
+            if key not in graph.shapes:
+                if key not in tensors:
+                    raise ExportError(f"{row['output']}: {key!r} is neither a value above it nor a tensor in the file")
+                graph.add_constant(key, tensors[key])
+        if row["op"] == "moe":
+            width = graph.shapes[row["inputs"][0]][-1]
+            attrs["router"] = Router(**attrs["router"])
+            attrs["experts"] = [
+                _graph_from(f"{row['output']}.expert{n}", {b["input"]: [width]}, b["nodes"], [b["output"]], tensors)
+                for n, b in enumerate(_bodies(attrs["experts"]))
+            ]
+        graph.add(row["op"], *row["inputs"], output=row["output"], **attrs)
+    graph.outputs = list(outputs)
+    return graph
+
+
+def _bodies(experts: Any) -> list[Any]:
+    if isinstance(experts, list):
+        return experts
+    template = json.dumps({k: v for k, v in experts.items() if k != "count"})
+    return [json.loads(template.replace("{e}", str(n))) for n in range(experts["count"])]
+
+
+__all__ = ["BINARY", "OPS", "REDUCE", "UNARY", "Graph", "Node", "Router", "from_json", "normalize_axis",
+           "to_json"]  # fmt: skip

@@ -1,0 +1,601 @@
+"""Turns a graph into the flat program of the engine: operation records on views of buffers, tensors, layers, experts.
+
+Shape operations become views and vanish; a copy is made only where an operation cannot read a view as it stands.
+Where each buffer lies in memory is decided later, in `colibri.plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from colibri.errors import ExportError
+from colibri.graph import Array, Graph, Node, Router, Shape
+from colibri.spec import ALIGN_BUFFER, ALIGN_MODEL, LANES, LIMIT, TILE, align
+
+
+@dataclass(eq=False)
+class Buffer:
+    """A piece of context memory."""
+
+    name: str
+    floats: int  # for the whole batch (in an expert: for a tile of tokens)
+    offset: int = -1  # bytes from the start of the context, set by the planner
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A weight tensor in the layout it is stored in."""
+
+    name: str  # of the constant (of the first expert that uses the program, where the scope is `expert`)
+    layout: str
+    rows: int
+    cols: int
+    scope: str
+    offset: int  # bytes from the start of its section: the shared weights, or the expert
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value's storage is: a space, in `arena` a buffer of it, in `const` a tensor."""
+
+    space: str
+    sample_stride: int
+    buffer: Buffer | None = None
+    tensor: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class View:
+    """A strided look at a place: `offset` and `strides` in floats, `shape` per sample."""
+
+    place: Place
+    offset: int
+    shape: Shape
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand of an operation: its rows start at offset + sample · place.sample_stride + row · row_stride."""
+
+    place: Place = Place("none", 0)
+    offset: int = 0
+    row_stride: int = 0
+
+
+@dataclass
+class Op:
+    """One operation record before packing; see `spec.OP`."""
+
+    code: str
+    out: Operand
+    a: Operand
+    b: Operand = Operand()
+    work: Operand = Operand()
+    func: str = "identity"
+    rows: int = 1
+    w0: Tensor | None = None
+    w1: Tensor | None = None
+    layer: int = -1
+    dims: tuple[int, ...] = ()
+    sa: tuple[int, ...] = ()
+    sb: tuple[int, ...] = ()
+    so: tuple[int, ...] = ()
+    p0: float = 0.0
+    p1: float = 0.0
+    comment: str = ""
+
+    def buffers(self) -> list[Buffer]:
+        """The buffers it touches."""
+        return [o.place.buffer for o in (self.a, self.b, self.out, self.work) if o.place.buffer is not None]
+
+    def __str__(self) -> str:
+        name = self.code if self.func == "identity" else f"{self.code}.{self.func}"
+        used = [o for o in (self.a, self.b) if o.place.space != "none"]
+        weights = "".join(f", {w.name}" for w in (self.w0, self.w1) if w is not None)
+        size = "×".join(map(str, self.dims))
+        return f"{_place_text(self.out)} = {name}({', '.join(map(_place_text, used))}{weights}) {self.rows} rows of {size}"
+
+
+@dataclass(frozen=True)
+class Expert:
+    """One expert: its packed weights and which operations run it."""
+
+    layer: int
+    index: int
+    first_op: int  # in `Program.expert_ops`
+    ops: int
+    macs: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One MoE layer."""
+
+    router: Router
+    tokens: int
+    d_in: int
+    d_out: int
+    first_expert: int
+    tile: int
+
+
+@dataclass
+class Program:
+    """Everything the package file holds except the certificate."""
+
+    name: str
+    max_batch: int
+    inputs: list[tuple[str, Shape]]
+    outputs: list[tuple[str, Shape]]
+    ops: list[Op] = field(default_factory=list)
+    expert_ops: list[Op] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
+    experts: list[Expert] = field(default_factory=list)
+    shared: bytes = b""  # the weights outside the experts
+    macs: int = 0  # multiply-accumulates of one row along the costliest route
+    weight_bytes: int = 0  # weight bytes read by one row along the route that reads most
+    context_bytes: int = 0  # head included; set by the planner
+    lower_bound: int = 0  # the least any planner could reach; set by the planner
+
+    @property
+    def input_floats(self) -> int:
+        """Floats of one input row."""
+        return sum(prod(shape) for _, shape in self.inputs)
+
+    @property
+    def output_floats(self) -> int:
+        """Floats of one output row."""
+        return sum(prod(shape) for _, shape in self.outputs)
+
+    def __str__(self) -> str:
+        lines = [f"program {self.name}: batch up to {self.max_batch}, {self.macs} multiply-accumulates at most"]
+        lines += [f"  {n:3d} {op}" for n, op in enumerate(self.ops)]
+        for n, layer in enumerate(self.layers):
+            lines.append(f"layer {n}: {layer.router}, {layer.tokens} tokens, {layer.d_in} -> {layer.d_out}")
+        shown: set[int] = set()
+        for e in self.experts:
+            lines.append(f"expert {e.index} of layer {e.layer}: {len(e.data)} bytes, {e.macs} multiply-accumulates")
+            if e.first_op not in shown:
+                shown.add(e.first_op)
+                lines += [f"  {n:3d} {self.expert_ops[n]}" for n in range(e.first_op, e.first_op + e.ops)]
+        return "\n".join(lines)
+
+
+def _place_text(operand: Operand) -> str:
+    place, buffer = operand.place, operand.place.buffer
+    if place.tensor is not None:
+        return place.tensor.name
+    if buffer is None:
+        return f"{place.space}+{operand.offset}"
+    at = "" if buffer.offset < 0 else f"@{buffer.offset}"
+    return f"{buffer.name}{at}+{operand.offset}"
+
+
+def lower(graph: Graph, max_batch: int = 1) -> Program:
+    """The program of `graph` for batches up to `max_batch`; raises ExportError for what the engine cannot run."""
+    graph.validate()
+    program = Program(
+        graph.name,
+        max_batch,
+        [(name, graph.shapes[name]) for name in graph.inputs],
+        [(name, graph.shapes[name]) for name in graph.outputs],
+    )
+    largest = max(prod(shape) for shape in graph.shapes.values())
+    if largest > LIMIT:
+        raise ExportError(f"a value of {largest} elements exceeds the engine's {LIMIT}")
+    main = _Lowering(program, graph, max_batch, "shared")
+    main.run(_packed("input", program.input_floats, program.inputs),
+             _packed("output", program.output_floats, program.outputs))  # fmt: skip
+    program.ops, program.shared = main.ops, main.tensors.pack(graph.constants)
+    program.tensors = main.tensors.items + program.tensors
+    program.macs += main.macs
+    program.weight_bytes += len(program.shared)
+    return program
+
+
+def _packed(space: str, floats: int, ports: Sequence[tuple[str, Shape]]) -> list[View]:
+    views, offset = [], 0
+    for _, shape in ports:
+        views.append(View(Place(space, floats), offset, shape, contiguous(shape)))
+        offset += prod(shape)
+    return views
+
+
+def contiguous(shape: Shape) -> tuple[int, ...]:
+    """Row-major strides of `shape`."""
+    strides = [1]
+    for n in reversed(shape[1:]):
+        strides.append(strides[-1] * n)
+    return tuple(reversed(strides)) if shape else ()
+
+
+def interleave(weight: Array) -> bytes:
+    """The `rows8` layout: rows in blocks of 8 (zero rows added), each block as cols × 8 float32."""
+    rows, cols = weight.shape
+    padded = np.zeros((align(rows, LANES), cols), np.float32)
+    padded[:rows] = weight
+    return np.ascontiguousarray(padded.reshape(-1, LANES, cols).transpose(0, 2, 1)).tobytes()
+
+
+class _Tensors:
+    """The tensors of one section: the shared weights, or one expert's."""
+
+    def __init__(self, scope: str) -> None:
+        self.scope = scope
+        self.items: list[Tensor] = []
+        self.size = 0
+
+    def add(self, name: str, array: Array, layout: str) -> Tensor:
+        for t in self.items:
+            if (t.name, t.layout) == (name, layout):
+                return t
+        rows, cols = array.shape if layout == "rows8" else (1, array.size)
+        size = len(_stored(array, layout))
+        self.items.append(Tensor(name, layout, rows, cols, self.scope, self.size, size))
+        self.size += align(size, ALIGN_MODEL)
+        return self.items[-1]
+
+    def pack(self, constants: Mapping[str, Array]) -> bytes:
+        """The section's bytes with the values of `constants`."""
+        out = bytearray(self.size)
+        for t in self.items:
+            out[t.offset : t.offset + t.bytes] = _stored(constants[t.name], t.layout)
+        return bytes(out)
+
+
+def _stored(array: Array, layout: str) -> bytes:
+    return interleave(array) if layout == "rows8" else np.ascontiguousarray(array, np.float32).tobytes()
+
+
+class _Lowering:
+    """Lowers one graph: the whole model, or one expert (whose samples are the tokens of a tile)."""
+
+    def __init__(self, program: Program, graph: Graph, samples: int, scope: str) -> None:
+        self.program, self.graph, self.samples = program, graph, samples
+        self.tensors = _Tensors(scope)
+        self.ops: list[Op] = []
+        self.views: dict[str, View] = {}
+        self.targets: dict[str, View] = {}
+        self.macs = 0
+
+    # --- storage ---
+
+    def fresh(self, name: str, shape: Shape) -> View:
+        place = Place("arena", prod(shape), Buffer(name, self.samples * prod(shape)))
+        return View(place, 0, shape, contiguous(shape))
+
+    def constant(self, name: str) -> View:
+        array = self.graph.constants[name]
+        place = Place("const", 0, tensor=self.tensors.add(name, array, "flat"))
+        return View(place, 0, array.shape, contiguous(array.shape))
+
+    def view(self, name: str) -> View:
+        if name in self.graph.constants and name not in self.views:
+            self.views[name] = self.constant(name)
+        return self.views[name]
+
+    def weight(self, node: Node, position: int, layout: str = "flat") -> Tensor | None:
+        if len(node.inputs) <= position:
+            return None
+        name = node.inputs[position]
+        if name not in self.graph.constants:
+            raise ExportError(f"{node.output}: {node.op} needs constant weights, but {name!r} is computed")
+        return self.tensors.add(name, self.graph.constants[name], layout)
+
+    # --- the walk ---
+
+    def run(self, inputs: Sequence[View], outputs: Sequence[View]) -> None:
+        self.views.update(zip(self.graph.inputs, inputs, strict=True))
+        self.aim(outputs)
+        for node in self.graph.nodes:
+            getattr(self, f"_{node.op}")(node)
+        for name, view in zip(self.graph.outputs, outputs, strict=True):
+            if self.view(name) != view:
+                self.copy(self.view(name), view, name)
+        _reuse_dying_inputs(self.ops)
+
+    def aim(self, outputs: Sequence[View]) -> None:
+        """Choose, last node first, values that can be computed right where they are needed in the end."""
+        computed = {n.output for n in self.graph.nodes if n.op not in ("reshape", "transpose", "slice", "expand")}
+        for name, view in zip(self.graph.outputs, outputs, strict=True):
+            self.targets.setdefault(name, view)
+        for node in reversed(self.graph.nodes):
+            target = self.targets.get(node.output)
+            if node.op == "concat":
+                target = target or self.fresh(node.output, self.graph.shapes[node.output])
+                self.targets[node.output] = target
+                for name, part in self.parts(node, target):
+                    if name in computed and node.inputs.count(name) == 1:
+                        self.targets.setdefault(name, part)
+            elif node.op == "reshape" and target is not None:
+                source = reshaped(target, self.graph.shapes[node.inputs[0]])
+                if source is not None and node.inputs[0] in computed:
+                    self.targets.setdefault(node.inputs[0], source)
+
+    def parts(self, node: Node, target: View) -> list[tuple[str, View]]:
+        axis = node.attrs["axis"] % len(target.shape)
+        pieces, at = [], target.offset
+        for name in node.inputs:
+            pieces.append((name, View(target.place, at, self.graph.shapes[name], target.strides)))
+            at += self.graph.shapes[name][axis] * target.strides[axis]
+        return pieces
+
+    def define(self, node: Node) -> View:
+        """Where the node's output goes."""
+        view = self.targets.get(node.output) or self.fresh(node.output, self.graph.shapes[node.output])
+        self.views[node.output] = view
+        return view
+
+    def define_rows(self, node: Node) -> tuple[Operand, int, View | None]:
+        """Like `define` for an operation on rows: the operand, the rows, and a view to copy to afterwards."""
+        view = self.define(node)
+        rows = as_rows(view)
+        if rows is not None:
+            return (*rows, None)
+        own = self.fresh(node.output, view.shape)
+        return (*_must(as_rows(own)), view)
+
+    def rows(self, name: str) -> tuple[Operand, int]:
+        """The value as rows of contiguous elements, copied first where it is not."""
+        rows = as_rows(self.view(name))
+        if rows is None or self.view(name).place.space == "const":
+            own = self.fresh(f"{name}.copy", self.graph.shapes[name])
+            self.copy(self.view(name), own, name)
+            rows = _must(as_rows(own))
+        return rows
+
+    def copy(self, source: View, target: View, name: str) -> None:
+        self.map("map1", "identity", [source], target, name)
+
+    def map(self, code: str, func: str, sources: Sequence[View], target: View, name: str, **extra: float) -> None:
+        """An elementwise operation, its axes merged to at most four."""
+        strides = [broadcast_strides(s, target.shape) for s in (*sources, target)]
+        dims, merged = collapse(target.shape, strides)
+        if len(dims) > 4:
+            raise ExportError(f"{name}: an elementwise operation over {len(dims)} separately strided axes; the engine "
+                              "has four: make its inputs contiguous or merge axes")  # fmt: skip
+        tensors = [s.place.tensor for s in sources] + [None]
+        operands = [Operand(s.place, s.offset) for s in sources]
+        self.ops.append(
+            Op(code, Operand(target.place, target.offset), operands[0], operands[1] if len(operands) > 1 else Operand(),
+               func=func, w0=tensors[0], w1=tensors[1], dims=dims, sa=merged[0], sb=merged[1] if len(sources) > 1 else (),
+               so=merged[-1], comment=name, **extra)
+        )  # fmt: skip
+
+    # --- one method an operation ---
+
+    def _linear(self, node: Node) -> None:
+        a, rows = self.rows(node.inputs[0])
+        n, k = self.graph.shapes[node.inputs[1]]
+        out, _, after = self.define_rows(node)
+        self.ops.append(
+            Op("linear", out, a, func=node.attrs.get("activation") or "identity", rows=rows, dims=(k, n),
+               w0=self.weight(node, 1, "rows8"), w1=self.weight(node, 2), comment=node.output,
+               p0=node.attrs.get("alpha", 0.0), p1=node.attrs.get("beta", 0.0))
+        )  # fmt: skip
+        self.macs += rows * n * k
+        self.finish(node, after)
+
+    def finish(self, node: Node, after: View | None) -> None:
+        if after is not None:
+            last = self.ops[-1].out
+            shape = self.graph.shapes[node.output]
+            self.copy(View(last.place, last.offset, shape, contiguous(shape)), after, node.output)
+
+    def _unary(self, node: Node) -> None:
+        source = self.view(node.inputs[0])
+        alpha, beta = node.attrs.get("alpha", 0.0), node.attrs.get("beta", 0.0)
+        self.map("map1", node.attrs["func"], [source], self.define(node), node.output, p0=alpha, p1=beta)
+
+    def _binary(self, node: Node) -> None:
+        sources = [self.view(i) for i in node.inputs]
+        self.map("map2", node.attrs["func"], sources, self.define(node), node.output)
+
+    def _rowwise(self, node: Node) -> None:
+        a, rows = self.rows(node.inputs[0])
+        out, _, after = self.define_rows(node)
+        self.ops.append(
+            Op(node.op, out, a, rows=rows, dims=(self.graph.shapes[node.inputs[0]][-1],), w0=self.weight(node, 1),
+               w1=self.weight(node, 2), p0=node.attrs.get("eps", 0.0), comment=node.output)
+        )  # fmt: skip
+        self.finish(node, after)
+
+    _softmax = _layernorm = _rmsnorm = _rowwise
+
+    def _reduce(self, node: Node) -> None:
+        shape = self.graph.shapes[node.inputs[0]]
+        axis = node.attrs["axis"] % len(shape)
+        strides = _reduction(self.view(node.inputs[0]), axis)
+        source = self.view(node.inputs[0])
+        if strides is None:
+            source = self.fresh(f"{node.inputs[0]}.copy", shape)
+            self.copy(self.view(node.inputs[0]), source, node.output)
+            strides = contiguous((0, shape[axis], prod(shape[axis + 1 :])))
+        target = self.define(node)
+        own = target if target.strides == contiguous(target.shape) else self.fresh(node.output, target.shape)
+        inner = prod(shape[axis + 1 :])
+        self.ops.append(
+            Op("reduce", Operand(own.place, own.offset), Operand(source.place, source.offset), func=node.attrs["func"],
+               dims=(prod(shape[:axis]), shape[axis], inner), sa=strides, so=(inner, 0, 1), comment=node.output)
+        )  # fmt: skip
+        self.finish(node, target if own is not target else None)
+
+    def _reshape(self, node: Node) -> None:
+        source, shape = self.view(node.inputs[0]), self.graph.shapes[node.output]
+        view = reshaped(source, shape)
+        if view is None:
+            own = self.fresh(node.output, source.shape)
+            self.copy(source, own, node.output)
+            view = View(own.place, 0, shape, contiguous(shape))
+        self.views[node.output] = view
+
+    def _transpose(self, node: Node) -> None:
+        v, perm = self.view(node.inputs[0]), node.attrs["perm"]
+        strides = tuple(v.strides[p] for p in perm)
+        self.views[node.output] = View(v.place, v.offset, tuple(v.shape[p] for p in perm), strides)
+
+    def _slice(self, node: Node) -> None:
+        v, axis = self.view(node.inputs[0]), node.attrs["axis"] % len(self.graph.shapes[node.inputs[0]])
+        strides = tuple(s * node.attrs["step"] if n == axis else s for n, s in enumerate(v.strides))
+        offset = v.offset + node.attrs["start"] * v.strides[axis]
+        self.views[node.output] = View(v.place, offset, self.graph.shapes[node.output], strides)
+
+    def _expand(self, node: Node) -> None:
+        v, shape = self.view(node.inputs[0]), self.graph.shapes[node.output]
+        self.views[node.output] = View(v.place, v.offset, shape, broadcast_strides(v, shape))
+
+    def _concat(self, node: Node) -> None:
+        target = self.define(node)
+        for name, part in self.parts(node, target):
+            if self.view(name) != part:
+                self.copy(self.view(name), part, node.output)
+
+    def _moe(self, node: Node) -> None:
+        router: Router = node.attrs["router"]
+        experts: list[Graph] = node.attrs["experts"]
+        x, tokens = self.rows(node.inputs[0])
+        logits, _ = self.rows(node.inputs[1])
+        out, _, after = self.define_rows(node)
+        d_in, d_out = self.graph.shapes[node.inputs[0]][-1], self.graph.shapes[node.output][-1]
+        choices = self.samples * tokens * router.k
+        slots = choices * d_out if router.k > 1 else 0  # a single choice goes straight to the output
+        work = Buffer(f"{node.output}.work", align(slots + 3 * choices + router.experts + 1, ALIGN_BUFFER // 4))
+        layer = Layer(router, tokens, d_in, d_out, len(self.program.experts), min(TILE, self.samples * tokens))
+        number = len(self.program.layers)
+        self.ops.append(
+            Op("moe", out, x, logits, Operand(Place("arena", 0, work)), rows=tokens, dims=(d_in, d_out), layer=number,
+               comment=node.output)
+        )  # fmt: skip
+        self.program.layers.append(layer)
+        self.lower_experts(number, layer, experts)
+        self.finish(node, after)
+
+    def lower_experts(self, number: int, layer: Layer, experts: Sequence[Graph]) -> None:
+        """Lower a layer's experts: one program for all that differ only in the values of their weights."""
+        program = self.program
+        lowered: dict[str, tuple[_Lowering, int]] = {}
+        rows = []
+        for index, expert in enumerate(experts):
+            key = expert.signature()
+            if key not in lowered:
+                low = _Lowering(program, expert, layer.tile, "expert")
+                low.run([View(Place("token_in", 0), 0, (layer.d_in,), (1,))],
+                        [View(Place("token_out", 0), 0, (layer.d_out,), (1,))])  # fmt: skip
+                lowered[key] = low, len(program.expert_ops)
+                program.expert_ops += low.ops
+                program.tensors += low.tensors.items
+            low, first = lowered[key]
+            values = dict(zip(low.graph.constants, expert.constants.values(), strict=True))
+            rows.append(Expert(number, index, first, len(low.ops), low.macs, low.tensors.pack(values)))
+        program.experts += rows
+        touched = min(layer.router.experts, layer.tokens * layer.router.k)
+        program.weight_bytes += sum(sorted((len(e.data) for e in rows), reverse=True)[:touched])
+        program.macs += layer.tokens * sum(sorted((e.macs for e in rows), reverse=True)[: layer.router.k])
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
+
+def broadcast_strides(view: View, shape: Shape) -> tuple[int, ...]:
+    """The view's strides when read as `shape`, 0 along the axes it repeats."""
+    lead = len(shape) - len(view.shape)
+    own = [0 if n == 1 else s for n, s in zip(view.shape, view.strides, strict=True)]
+    return (*(0,) * lead, *own)
+
+
+def collapse(shape: Shape, strides: Sequence[tuple[int, ...]]) -> tuple[Shape, list[tuple[int, ...]]]:
+    """`shape` with axes of size 1 dropped and neighbours merged wherever every stride allows it."""
+    dims: list[int] = []
+    kept: list[list[int]] = [[] for _ in strides]
+    for axis in reversed(range(len(shape))):
+        if shape[axis] == 1:
+            continue
+        if dims and all(s[axis] == k[0] * dims[0] for s, k in zip(strides, kept, strict=True)):
+            dims[0] *= shape[axis]
+            continue
+        dims.insert(0, shape[axis])
+        for s, k in zip(strides, kept, strict=True):
+            k.insert(0, s[axis])
+    return tuple(dims), [tuple(k) for k in kept]
+
+
+def as_rows(view: View) -> tuple[Operand, int] | None:
+    """The view as equally spaced rows of contiguous elements, with their number; None where it is not that."""
+    if view.shape[-1] > 1 and view.strides[-1] != 1:
+        return None
+    dims, (strides,) = collapse(view.shape[:-1], [view.strides[:-1]])
+    if len(dims) > 1:
+        return None
+    return Operand(view.place, view.offset, strides[0] if dims else 0), prod(dims)
+
+
+def reshaped(view: View, shape: Shape) -> View | None:
+    """The same elements in the same order as `shape`, without a copy; None where that takes one."""
+    dummy = np.lib.stride_tricks.as_strided(np.empty(1, np.int8), view.shape, view.strides)
+    try:
+        strides = dummy.reshape(shape, copy=False).strides
+    except ValueError:
+        return None
+    return View(view.place, view.offset, shape, strides)
+
+
+def _reduction(view: View, axis: int) -> tuple[int, ...] | None:
+    """Strides (outer, reduced, inner) for a reduction along `axis`; None where the view must be copied first."""
+    outer, (so,) = collapse(view.shape[:axis], [view.strides[:axis]])
+    inner, (si,) = collapse(view.shape[axis + 1 :], [view.strides[axis + 1 :]])
+    repeats = any(s == 0 and n > 1 for s, n in zip(view.strides, view.shape, strict=True))
+    if len(outer) > 1 or len(inner) > 1 or repeats or view.place.space == "const":
+        return None
+    return (*so, 0)[0], view.strides[axis], (*si, 0)[0]
+
+
+def _must(rows: tuple[Operand, int] | None) -> tuple[Operand, int]:
+    assert rows is not None, "a contiguous value is always rows"
+    return rows
+
+
+# --- reuse ------------------------------------------------------------------------------------------------------------
+
+_IN_PLACE = ("map1", "map2", "softmax", "layernorm", "rmsnorm")  # kernels that may write the row they read
+
+
+def liveness(ops: Sequence[Op]) -> dict[Buffer, tuple[int, int]]:
+    """Positions of the first and last operation that touch each buffer."""
+    spans: dict[Buffer, tuple[int, int]] = {}
+    for n, op in enumerate(ops):
+        for buffer in op.buffers():
+            spans[buffer] = (spans.get(buffer, (n, n))[0], n)
+    return spans
+
+
+def _reuse_dying_inputs(ops: list[Op]) -> None:
+    """Let an elementwise or row-wise result take the place of an input that nobody reads afterwards."""
+    spans = liveness(ops)
+    for n, op in enumerate(ops):
+        out = op.out.place.buffer
+        if op.code not in _IN_PLACE or out is None or spans[out][0] != n:
+            continue
+        for source, strides, other in ((op.a, op.sa, op.b), (op.b, op.sb, op.a)):
+            held = source.place.buffer
+            if held is None or held is out or spans[held][1] != n or held.floats != out.floats:
+                continue
+            here = (source.offset, source.place.sample_stride, source.row_stride, strides)
+            there = (op.out.offset, op.out.place.sample_stride, op.out.row_stride, op.so)
+            if here != there or (other.place.buffer is held and other != source):
+                continue
+            for later in ops[n:]:
+                for name in ("a", "b", "out", "work"):
+                    operand: Operand = getattr(later, name)
+                    if operand.place.buffer is out:
+                        place = Place("arena", operand.place.sample_stride, held)
+                        setattr(later, name, Operand(place, operand.offset, operand.row_stride))
+            spans[held] = (spans[held][0], spans[out][1])
+            break

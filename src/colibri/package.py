@@ -1,0 +1,154 @@
+"""Reads model.bin: the strict counterpart of `colibri.emit.model_bin`, separate from everything that runs a model."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from colibri import spec
+from colibri.errors import ModelError
+from colibri.graph import Shape
+
+Records = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output: its name and per-row shape."""
+
+    name: str
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Package:
+    """A model file, its records as NumPy structured arrays that look into `data`."""
+
+    path: str
+    data: memoryview
+    header: Any
+    inputs: list[Port]
+    outputs: list[Port]
+    ops: Records
+    tensors: Records
+    layers: Records
+    experts: Records
+    info: dict[str, Any]
+
+    def check_weights(self) -> None:
+        """Raise ModelError where the shared weights or an expert's do not match their checksum."""
+        first = int(self.header["meta_bytes"])
+        parts = [("shared weights", first, int(self.header["shared_bytes"]), int(self.header["shared_crc"]))]
+        for n, e in enumerate(self.experts):
+            parts.append((f"expert {n}", int(e["offset"]), int(e["bytes"]), int(e["crc"])))
+        for name, at, size, crc in parts:
+            if at + size > len(self.data) or zlib.crc32(self.data[at : at + size]) != crc:
+                raise _error("CHECKSUM", f"{self.path}: {name} do not match their checksum")
+
+    def summary(self) -> dict[str, Any]:
+        """The figures a user asks for first."""
+        h = self.header
+        return {
+            "path": self.path,
+            "name": self.info.get("name", ""),
+            "format_version": int(h["version"]),
+            "inputs": {p.name: list(p.shape) for p in self.inputs},
+            "outputs": {p.name: list(p.shape) for p in self.outputs},
+            "max_batch": int(h["max_batch"]),
+            "context_bytes": int(h["context_bytes"]),
+            "file_bytes": int(h["total_bytes"]),
+            "weight_bytes": int(h["shared_bytes"]) + int(self.experts["bytes"].sum()),
+            "worst_route_macs": int(h["worst_macs"]),
+            "worst_route_weight_bytes": int(h["worst_bytes"]),
+            "operations": int(h["ops"]),
+            "golden_rows": int(h["golden_rows"]),
+            "layers": [
+                {
+                    "experts": int(layer["experts"]),
+                    "k": int(layer["k"]),
+                    "score": spec.SCORES[layer["score"]],
+                    "normalize": spec.NORMALIZE[layer["normalize"]],
+                    "scale": float(layer["scale"]),
+                    "frequencies": [
+                        round(float(e["frequency"]), 4)
+                        for e in self.experts[layer["first_expert"] :][: layer["experts"]]
+                    ],
+                }
+                for layer in self.layers
+            ],
+        }
+
+
+def _error(code: str, message: str) -> ModelError:
+    number = next(n for n, (name, _) in enumerate(spec.ERRORS) if name == code)
+    return ModelError(f"{message} ({spec.error_text(number)})", number)
+
+
+def find(path: str | Path) -> Path:
+    """The model.bin that `path` means: the file itself, or the one in an export directory."""
+    path = Path(path)
+    if path.is_dir():
+        path = path / "model.bin"
+        if not path.is_file():
+            raise ModelError(f"{path.parent} is a directory without a model.bin: pass the directory of an export")
+    if not path.is_file():
+        raise ModelError(f"{path} does not exist: pass a model.bin or the directory of an export")
+    return path
+
+
+def open_package(path: str | Path) -> Package:
+    """Map a model file and read its metadata; the engine proves its structure when it is loaded.
+
+    Raises ModelError where the file is missing, empty, not a model, truncated, or its metadata is corrupt.
+    """
+    path = find(path)
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        if size < spec.HEADER.bytes:
+            raise _error("TRUNCATED", f"{path} has {size} bytes, fewer than a model's header")
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    return parse(data, str(path))
+
+
+def parse(data: memoryview, path: str) -> Package:
+    """Read the metadata of the model in `data`; raises ModelError like `open_package`."""
+    h = np.frombuffer(data, spec.HEADER.dtype, 1)[0]
+    if bytes(h["magic"]) != spec.MAGIC:
+        raise _error("MAGIC", f"{path} is not a Colibri model")
+    if h["version"] != spec.FORMAT_VERSION:
+        raise _error("VERSION", f"{path} has format version {h['version']}, not {spec.FORMAT_VERSION}")
+    if zlib.crc32(data[: spec.HEADER.bytes - 4]) != h["header_crc"]:
+        raise _error("HEADER", f"{path}: the header does not match its checksum")
+    if len(data) < h["total_bytes"]:
+        raise _error("TRUNCATED", f"{path} has {len(data)} bytes, but its header says {h['total_bytes']}")
+    meta = int(h["meta_bytes"])
+    if not spec.HEADER.bytes <= meta <= len(data) or zlib.crc32(data[spec.HEADER.bytes : meta]) != h["meta_crc"]:
+        raise _error("CHECKSUM", f"{path}: the metadata does not match its checksum")
+
+    def records(name: str, record: spec.Record, count: int) -> Records:
+        first = int(h[f"{name}_offset"])
+        if first < spec.HEADER.bytes or first + count * record.bytes > meta:
+            raise _error("HEADER", f"{path}: the {name} lie outside the metadata")
+        return np.frombuffer(data, record.dtype, count, first)
+
+    ports = [
+        Port(bytes(p["name"]).rstrip(b"\0").decode("utf-8", "replace"), tuple(int(n) for n in p["dims"][: p["rank"]]))
+        for p in records("ports", spec.PORT, int(h["inputs"]) + int(h["outputs"]))
+    ]
+    at, size = int(h["info_offset"]), int(h["info_bytes"])
+    try:
+        info = json.loads(bytes(data[at : at + size]))
+    except ValueError:
+        raise _error("HEADER", f"{path}: the information text is not JSON") from None
+    return Package(
+        path, data, h, ports[: int(h["inputs"])], ports[int(h["inputs"]) :],
+        records("ops", spec.OP, int(h["ops"])), records("tensors", spec.TENSOR, int(h["tensors"])),
+        records("layers", spec.LAYER, int(h["layers"])), records("experts", spec.EXPERT, int(h["experts"])),
+        info if isinstance(info, dict) else {},
+    )  # fmt: skip

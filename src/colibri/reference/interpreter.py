@@ -1,0 +1,137 @@
+"""Runs a graph in NumPy exactly as the engine must: the reference every other implementation is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from colibri.errors import ModelError
+from colibri.graph import Array, Graph, Node
+from colibri.reference import ops
+
+CANONICAL_NAN = np.uint32(0x7FC00000).view(np.float32)
+
+
+@dataclass
+class Trace:
+    """What a run leaves behind on request: every MoE layer's choices and logits, and every value by name."""
+
+    routes: list[np.ndarray[Any, np.dtype[np.int32]]] = field(default_factory=list)  # (batch, tokens, k) a layer
+    logits: list[Array] = field(default_factory=list)  # (batch, tokens, experts) a layer
+    values: dict[str, Array] = field(default_factory=dict)
+
+
+def run(graph: Graph, inputs: Sequence[Any], trace: Trace | None = None) -> list[Array]:
+    """Outputs (batch, *shape) float32 of `graph` for inputs (batch, *shape); NaNs in them are the canonical 0x7FC00000.
+
+    Raises ModelError where the inputs do not fit the graph.
+    """
+    arrays = [np.ascontiguousarray(x, dtype=np.float32) for x in inputs]
+    if len(arrays) != len(graph.inputs):
+        raise ModelError(f"{graph.name} takes {len(graph.inputs)} inputs, not {len(arrays)}")
+    for name, x in zip(graph.inputs, arrays, strict=True):
+        if x.ndim == 0 or x.shape[1:] != graph.shapes[name] or len(x) != len(arrays[0]):
+            raise ModelError(f"input {name!r} has shape {x.shape}, not (batch, {graph.shapes[name]})")
+    with np.errstate(all="ignore"):
+        values = _run(graph, arrays, trace)
+    if trace is not None:
+        trace.values.update(values)
+    return [np.where(np.isnan(y), CANONICAL_NAN, y) for y in (values[name] for name in graph.outputs)]
+
+
+def _run(graph: Graph, inputs: Sequence[Array], trace: Trace | None) -> dict[str, Array]:
+    batch = len(inputs[0])
+    values: dict[str, Array] = dict(zip(graph.inputs, inputs, strict=True))
+    # A constant is the same for every sample: a batch axis of 1, stretched only where an operation needs it.
+    values.update({name: value[None] for name, value in graph.constants.items()})
+    for node in graph.nodes:
+        args = [values[i] for i in node.inputs]
+        y = _moe(node, args, trace) if node.op == "moe" else OPS[node.op](node, args, graph)
+        values[node.output] = np.asarray(y, np.float32)
+    for name in graph.outputs:
+        values[name] = np.broadcast_to(values[name], (batch, *graph.shapes[name]))
+    return values
+
+
+def _aligned(args: Sequence[Array]) -> list[Array]:
+    """Per-sample axes aligned from the right, as NumPy would without the batch."""
+    rank = max(a.ndim for a in args)
+    return [a.reshape(a.shape[0], *(1,) * (rank - a.ndim), *a.shape[1:]) for a in args]
+
+
+def _linear(node: Node, args: list[Array], graph: Graph) -> Array:
+    y = ops.linear(args[0], args[1][0], args[2][0] if len(args) == 3 else None)
+    func = node.attrs.get("activation")
+    return y if func is None else ops.unary(y, func, node.attrs.get("alpha", 0.0), node.attrs.get("beta", 0.0))
+
+
+def _unary(node: Node, args: list[Array], graph: Graph) -> Array:
+    return ops.unary(args[0], node.attrs["func"], node.attrs.get("alpha", 0.0), node.attrs.get("beta", 0.0))
+
+
+def _binary(node: Node, args: list[Array], graph: Graph) -> Array:
+    return ops.BINARY[node.attrs["func"]](*_aligned(args))
+
+
+def _norm(which: Callable[..., Array]) -> Callable[[Node, list[Array], Graph], Array]:
+    def norm(node: Node, args: list[Array], graph: Graph) -> Array:
+        gamma, beta = (*(a[0] for a in args[1:]), None, None)[:2]
+        return which(args[0], gamma, beta, node.attrs["eps"])
+
+    return norm
+
+
+def _slice(node: Node, args: list[Array], graph: Graph) -> Array:
+    axis = node.attrs["axis"] % (args[0].ndim - 1) + 1
+    index = [slice(None)] * args[0].ndim
+    index[axis] = slice(node.attrs["start"], node.attrs["stop"], node.attrs["step"])
+    return args[0][tuple(index)]
+
+
+def _concat(node: Node, args: list[Array], graph: Graph) -> Array:
+    batch = max(a.shape[0] for a in args)
+    whole = [np.broadcast_to(a, (batch, *a.shape[1:])) for a in args]
+    return np.concatenate(whole, axis=node.attrs["axis"] % (args[0].ndim - 1) + 1)
+
+
+def _expand(node: Node, args: list[Array], graph: Graph) -> Array:
+    x, shape = args[0], tuple(node.attrs["shape"])
+    return np.broadcast_to(x.reshape(len(x), *(1,) * (len(shape) - x.ndim + 1), *x.shape[1:]), (len(x), *shape))
+
+
+def _moe(node: Node, args: list[Array], trace: Trace | None) -> Array:
+    x, logits = args
+    router, experts = node.attrs["router"], node.attrs["experts"]
+    tokens = x.reshape(-1, x.shape[-1])
+    chosen, weights = ops.route(logits.reshape(len(tokens), router.experts), router)
+    width = experts[0].shapes[experts[0].outputs[0]][0]
+    slots = np.zeros((len(tokens), router.k, width), np.float32)
+    for e, expert in enumerate(experts):
+        token, slot = np.nonzero(chosen == e)
+        if len(token):
+            slots[token, slot] = _run(expert, [tokens[token]], None)[expert.outputs[0]]
+    if trace is not None:
+        trace.routes.append(chosen.reshape(len(x), -1, router.k))
+        trace.logits.append(logits.reshape(len(x), -1, router.experts))
+    return ops.combine(slots, weights).reshape(*x.shape[:-1], width)
+
+
+OPS: dict[str, Callable[[Node, list[Array], Graph], Any]] = {
+    "linear": _linear,
+    "unary": _unary,
+    "binary": _binary,
+    "softmax": lambda node, args, graph: ops.softmax(args[0]),
+    "layernorm": _norm(ops.layernorm),
+    "rmsnorm": _norm(ops.rmsnorm),
+    "reduce": lambda node, args, graph: ops.reduce(
+        args[0], node.attrs["func"], node.attrs["axis"] % (args[0].ndim - 1) + 1
+    ),
+    "reshape": lambda node, args, graph: args[0].reshape(len(args[0]), *node.attrs["shape"]),
+    "transpose": lambda node, args, graph: args[0].transpose(0, *(p + 1 for p in node.attrs["perm"])),
+    "slice": _slice,
+    "concat": _concat,
+    "expand": _expand,
+}

@@ -1,0 +1,153 @@
+"""What every operation computes, to the last bit: the executable specification of the engine's arithmetic.
+
+Only float32 additions, subtractions, multiplications, divisions and square roots, each rounded to nearest even, in the
+order written here; see docs/design.md, "One answer everywhere". Arrays carry the batch first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from colibri.graph import Array, Router
+from colibri.reference import elementary
+from colibri.spec import GROUP, LANES
+
+F = np.float32
+
+
+def linear(x: Array, weight: Array, bias: Array | None) -> Array:
+    """y[…, n] = bias[n] + Σ_k weight[n, k]·x[…, k]: one chain per group of 256 inputs, the groups added in order."""
+    rows = x.reshape(-1, x.shape[-1])
+    total = np.broadcast_to(F(0) if bias is None else bias, (len(rows), len(weight))).astype(F)
+    columns = np.ascontiguousarray(weight.T)
+    for start in range(0, rows.shape[1], GROUP):
+        chain = np.zeros_like(total)
+        for k in range(start, min(start + GROUP, rows.shape[1])):
+            chain = chain + rows[:, k, None] * columns[k]
+        total = total + chain
+    return total.reshape(*x.shape[:-1], len(weight))
+
+
+def lane_sum(x: Array, axis: int) -> Array:
+    """The sum along `axis`: 8 strided partial sums from +0, then ((p0+p4)+(p2+p6)) + ((p1+p5)+(p3+p7))."""
+    moved = np.moveaxis(x, axis, 0)
+    lanes = np.zeros((LANES, *moved.shape[1:]), F)
+    for start in range(0, len(moved), LANES):
+        part = moved[start : start + LANES]
+        lanes[: len(part)] = lanes[: len(part)] + part
+    four = lanes[:4] + lanes[4:]
+    two = four[:2] + four[2:]
+    return np.asarray(two[0] + two[1], F)
+
+
+def running_max(x: Array, axis: int) -> Array:
+    """The largest element along `axis`, scanned from -inf; NaN never replaces a number."""
+    moved = np.moveaxis(x, axis, 0)
+    best = np.full(moved.shape[1:], -np.inf, F)
+    for row in moved:
+        best = np.where(row > best, row, best)
+    return best
+
+
+def reduce(x: Array, func: str, axis: int) -> Array:
+    """One axis reduced: `sum`, `mean` (sum divided by the count), or `max` (a NaN stays)."""
+    if func == "max":
+        moved = np.moveaxis(x, axis, 0)
+        best = moved[0]
+        for row in moved[1:]:
+            best = np.where((row > best) | (row != row), row, best)
+        return np.asarray(best, F)
+    total = lane_sum(x, axis)
+    return total if func == "sum" else np.asarray(total / F(x.shape[axis]), F)
+
+
+def softmax(x: Array) -> Array:
+    """exp(x - max) divided by its sum, over the last axis."""
+    e = elementary.exp(x - running_max(x, -1)[..., None])
+    return np.asarray(e / lane_sum(e, -1)[..., None], F)
+
+
+def _affine(y: Array, gamma: Array | None, beta: Array | None) -> Array:
+    y = y if gamma is None else y * gamma
+    return y if beta is None else y + beta
+
+
+def layernorm(x: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
+    """(x - mean) · (1 / sqrt(mean((x - mean)²) + eps)) · gamma + beta over the last axis (Ba et al. 2016)."""
+    n = F(x.shape[-1])
+    centred = x - (lane_sum(x, -1) / n)[..., None]
+    inverse = F(1) / np.sqrt(lane_sum(centred * centred, -1) / n + F(eps))
+    return _affine(centred * inverse[..., None], gamma, beta)
+
+
+def rmsnorm(x: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
+    """x · (1 / sqrt(mean(x²) + eps)) · gamma + beta over the last axis (Zhang & Sennrich 2019)."""
+    inverse = F(1) / np.sqrt(lane_sum(x * x, -1) / F(x.shape[-1]) + F(eps))
+    return _affine(x * inverse[..., None], gamma, beta)
+
+
+UNARY: dict[str, Callable[[Array, np.float32, np.float32], Array]] = {
+    "identity": lambda x, a, b: x,
+    "relu": lambda x, a, b: np.where(x < 0, F(0), x),
+    "leaky_relu": lambda x, a, b: np.where(x < 0, x * a, x),
+    "clamp": lambda x, a, b: np.where(x < a, a, np.where(x > b, b, x)),
+    "neg": lambda x, a, b: -x,
+    "abs": lambda x, a, b: np.abs(x),
+    "square": lambda x, a, b: x * x,
+    "sqrt": lambda x, a, b: np.sqrt(x),
+    "rsqrt": lambda x, a, b: F(1) / np.sqrt(x),
+    "reciprocal": lambda x, a, b: F(1) / x,
+    **{
+        name: (lambda x, a, b, f=getattr(elementary, name): f(x))  # type: ignore[misc]
+        for name in ("exp", "log", "expm1", "log1p", "tanh", "erf", "sigmoid", "silu", "gelu", "gelu_tanh",
+                     "softplus", "elu", "hardswish", "hardsigmoid")
+    },
+}  # fmt: skip
+
+BINARY: dict[str, Callable[[Array, Array], Array]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "maximum": lambda a, b: np.where((a > b) | (a != a), a, b),
+    "minimum": lambda a, b: np.where((a < b) | (a != a), a, b),
+}
+
+
+def unary(x: Array, func: str, alpha: float = 0.0, beta: float = 0.0) -> Array:
+    """`func` of every element."""
+    return np.asarray(UNARY[func](x, F(alpha), F(beta)), F)
+
+
+def route(logits: Array, router: Router) -> tuple[np.ndarray[Any, np.dtype[np.int32]], Array]:
+    """Chosen experts (rows, k) int32, best first, and their weights (rows, k) float32, from logits (rows, experts).
+
+    The k largest logits are chosen (their order is the scores' order); equal logits go to the lower index, a NaN
+    counts as -inf. The weights are computed from the logits as they are.
+    """
+    keys = np.where(np.isnan(logits), F(-np.inf), logits)
+    chosen = np.argsort(-keys, axis=-1, kind="stable")[:, : router.k].astype(np.int32)
+    picked = np.take_along_axis(logits, chosen, -1)
+    if router.normalize == "one":
+        weights = np.ones_like(picked)
+    elif router.normalize == "softmax":
+        weights = softmax(picked)
+    elif router.score == "softmax":
+        weights = np.take_along_axis(softmax(logits), chosen, -1)
+    else:
+        weights = elementary.sigmoid(picked)
+    if router.normalize == "sum":
+        weights = weights / lane_sum(weights, -1)[:, None]
+    return chosen, np.asarray(weights * F(router.scale), F)
+
+
+def combine(slots: Array, weights: Array) -> Array:
+    """Σ_j weights[t, j]·slots[t, j], added in slot order, from slots (rows, k, d_out) and weights (rows, k)."""
+    total = weights[:, 0, None] * slots[:, 0]
+    for j in range(1, slots.shape[1]):
+        total = total + weights[:, j, None] * slots[:, j]
+    return np.asarray(total, F)
+

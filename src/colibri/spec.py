@@ -1,0 +1,351 @@
+"""The one table of everything Python and C must agree on: format version, records, enumerations, limits, errors.
+
+`python -m colibri.spec --write` regenerates from it `engine/src/format.h`, the enumeration in
+`engine/include/colibri.h`, the sentences in `engine/src/error_text.h` and the tables in `docs/format.md` and
+`docs/guide.md`; a test fails when one of them is out of date.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from colibri.graph import BINARY, NORMALIZE, REDUCE, SCORES, UNARY
+
+VERSION = "0.1.0"
+FORMAT_VERSION = 1
+MAGIC = b"COLIBRI\0"
+
+ALIGN_MODEL = 64  # of the file in memory, and of every tensor in it
+ALIGN_CONTEXT = 64  # of the caller's block
+ALIGN_BUFFER = 32  # of every planned buffer inside the block
+ALIGN_EXPERT = 4096  # of every expert in the file, unless the exporter is told otherwise
+HEAD_BYTES = 128  # the block's first bytes hold colibri_context_t on every target
+TILE = 8  # rows a kernel is handed at once
+LANES = 8  # output rows interleaved in a weight matrix; partial sums of a reduction
+GROUP = 256  # inputs summed in one chain before the chains are added up
+NONE = 0xFFFFFFFF  # "no tensor"
+LIMIT = 1 << 30  # largest dimension or stride; keeps the validator's sums below 2**63
+MAX_BATCH = 1 << 16
+
+OPCODES = ("linear", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce", "moe")
+SPACES = ("none", "arena", "input", "output", "const", "token_in", "token_out")
+LAYOUTS = ("flat", "rows8")
+SCOPES = ("shared", "expert")
+
+ERRORS: tuple[tuple[str, str], ...] = (
+    ("OK", "no error"),
+    ("NULL", "a pointer is null: pass the memory block, the model, the input and the output"),
+    ("MISALIGNED", "the model or the memory block is not aligned to 64 bytes: use _Alignas(64) or aligned_alloc"),
+    ("MAGIC", "this is not a Colibri model: the file does not start with COLIBRI; pass the exported model.bin"),
+    ("VERSION", "the model's format version is not this engine's: export it again with the matching package"),
+    ("TRUNCATED", "the model is shorter than its header says: copy or download it again"),
+    ("HEADER", "the model's header is corrupt: its checksum or a field is wrong; export or copy it again"),
+    ("CHECKSUM", "a checksum of the model does not match its content: copy it again from a good source"),
+    ("PROGRAM", "the model's program is not valid: an operation reaches outside its memory; export it again"),
+    ("TENSOR", "a tensor's place, size or layout in the model is not valid: export it again"),
+    ("ROUTING", "a routing descriptor of the model is not valid: export it again"),
+    ("EXPERT", "an entry of the model's expert directory is not valid: export it again"),
+    ("MEMORY", "the memory block is too small: give it colibri_model_size() bytes"),
+    ("TOO_LARGE", "the model does not fit this machine's address space: use a machine with 64-bit addresses"),
+    ("BIG_ENDIAN", "this machine is big-endian, which the model format is not: run on a little-endian machine"),
+    ("BATCH", "batch_size is not between 1 and the model's largest: split the batch or export with a larger one"),
+    ("SELFTEST", "the engine's output differs from the model's certificate: the port or the memory is faulty"),
+)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a record: C type (`u8 u16 u32 u64 f32` or a record's name), name, number of elements, meaning."""
+
+    type: str
+    name: str
+    count: int
+    doc: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """A fixed-size little-endian record without implicit padding."""
+
+    name: str
+    bytes: int
+    doc: str
+    fields: tuple[Field, ...]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy structured dtype of the record."""
+        columns = [(f.name, _dtype(f.type), (f.count,)) if f.count > 1 else (f.name, _dtype(f.type))
+                   for f in self.fields]  # fmt: skip
+        dtype = np.dtype(columns)
+        assert dtype.itemsize == self.bytes, f"{self.name}: {dtype.itemsize} bytes, not {self.bytes}"
+        return dtype
+
+
+def _dtype(kind: str) -> np.dtype[Any]:
+    scalars = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "f32": "<f4"}
+    return np.dtype(scalars[kind]) if kind in scalars else RECORDS[kind].dtype
+
+
+def _record(name: str, size: int, doc: str, *fields: tuple[str, str, int, str]) -> Record:
+    return Record(name, size, doc, tuple(Field(*f) for f in fields))
+
+
+HEADER = _record(
+    "header", 256, "The first bytes of the file.",
+    ("u8", "magic", 8, "`COLIBRI` and a zero byte"),
+    ("u32", "version", 1, "format version; a reader accepts its own only"),
+    ("u32", "max_batch", 1, "rows the context memory is planned for"),
+    ("u64", "total_bytes", 1, "size of the file"),
+    ("u64", "meta_bytes", 1, "end of the metadata, where the shared weights begin"),
+    ("u64", "shared_bytes", 1, "size of the weights outside the experts"),
+    ("u64", "context_bytes", 1, "exact size of the memory block, the context's head included"),
+    ("u64", "worst_macs", 1, "multiply-accumulates of one row along the costliest route"),
+    ("u64", "worst_bytes", 1, "weight bytes read by one row along the costliest route"),
+    ("u32", "input_floats", 1, "floats of one input row: the inputs one after another"),
+    ("u32", "output_floats", 1, "floats of one output row: the outputs one after another"),
+    ("u32", "ports_offset", 1, "file offset of the port records, inputs first"),
+    ("u32", "inputs", 1, "number of inputs"),
+    ("u32", "outputs", 1, "number of outputs"),
+    ("u32", "ops_offset", 1, "file offset of the operation records"),
+    ("u32", "ops", 1, "number of operation records"),
+    ("u32", "main_ops", 1, "how many of them are the main program; the rest belong to experts"),
+    ("u32", "tensors_offset", 1, "file offset of the tensor directory"),
+    ("u32", "tensors", 1, "number of tensors"),
+    ("u32", "layers_offset", 1, "file offset of the MoE layer records"),
+    ("u32", "layers", 1, "number of MoE layers"),
+    ("u32", "experts_offset", 1, "file offset of the expert directory"),
+    ("u32", "experts", 1, "number of experts in all layers together"),
+    ("u32", "golden_offset", 1, "file offset of the parity certificate"),
+    ("u32", "golden_rows", 1, "number of golden rows in it"),
+    ("u32", "golden_bytes", 1, "size of one golden row"),
+    ("u32", "info_offset", 1, "file offset of the information text (UTF-8 JSON)"),
+    ("u32", "info_bytes", 1, "size of that text"),
+    ("u32", "meta_crc", 1, "CRC-32 of the metadata, from the header's end to `meta_bytes`"),
+    ("u32", "shared_crc", 1, "CRC-32 of the shared weights"),
+    ("u32", "reserved", 26, "zero"),
+    ("u32", "header_crc", 1, "CRC-32 of the header's first 252 bytes"),
+)  # fmt: skip
+
+PORT = _record(
+    "port", 64, "One input or output of the model.",
+    ("u8", "name", 32, "UTF-8, zero-padded"),
+    ("u32", "floats", 1, "elements of one row"),
+    ("u32", "rank", 1, "number of axes after the batch"),
+    ("u32", "dims", 6, "their sizes, then zeros"),
+)  # fmt: skip
+
+OPERAND = _record(
+    "operand", 24, "Where an operation finds one row of a value: offset + sample · sample_stride + row · row_stride.",
+    ("u64", "offset", 1, "bytes from the start of the space"),
+    ("u32", "sample_stride", 1, "floats from one sample (in an expert: one token) to the next"),
+    ("u32", "row_stride", 1, "floats from one row of a sample to the next"),
+    ("u32", "space", 1, "a `space` value; `const` reads the tensor `w0` (operand a) or `w1` (operand b)"),
+    ("u32", "reserved", 1, "zero"),
+)  # fmt: skip
+
+OP = _record(
+    "op", 192, "One operation on `rows` rows of every sample.",
+    ("u16", "code", 1, "an `op` value"),
+    ("u16", "func", 1, "function of map1, map2, reduce; activation of linear"),
+    ("u32", "rows", 1, "rows a sample has"),
+    ("operand", "a", 1, "first input; for `moe` the tokens"),
+    ("operand", "b", 1, "second input of map2; for `moe` the logits"),
+    ("operand", "out", 1, "output"),
+    ("operand", "work", 1, "for `moe` its workspace: slots, weights, choices, grouping"),
+    ("u32", "w0", 1, "tensor: weight, gamma, or a constant operand a; for `moe` the layer"),
+    ("u32", "w1", 1, "tensor: bias, beta, or a constant operand b"),
+    ("u32", "dims", 4, "sizes inside a row; linear: inputs, outputs; softmax, norms: size; reduce: outer, n, inner"),
+    ("u32", "sa", 4, "strides of a, in floats"),
+    ("u32", "sb", 4, "strides of b, in floats"),
+    ("u32", "so", 4, "strides of out, in floats, row-major"),
+    ("f32", "p0", 1, "alpha of the function, or eps"),
+    ("f32", "p1", 1, "beta of the function"),
+    ("u32", "reserved", 2, "zero"),
+)  # fmt: skip
+
+TENSOR = _record(
+    "tensor", 32, "One weight tensor.",
+    ("u64", "offset", 1, "bytes from the start of the file, or of the expert where the scope is `expert`"),
+    ("u64", "bytes", 1, "size, padding of the layout included"),
+    ("u32", "layout", 1, "`flat`: cols float32; `rows8`: 8 output rows interleaved, zero rows to a multiple of 8"),
+    ("u32", "rows", 1, "output rows (1 where flat)"),
+    ("u32", "cols", 1, "inputs (elements where flat)"),
+    ("u32", "scope", 1, "a `scope` value"),
+)  # fmt: skip
+
+GOLDEN = _record(
+    "golden", 8, "The head of one golden row; after it float32 input[input_floats], then u16 choices in the order they "
+    "are made (layer, token, slot), then zeros to a multiple of 4 bytes.",
+    ("u32", "output_crc", 1, "CRC-32 of the output row's float32 bits"),
+    ("u32", "choices", 1, "number of choices"),
+)  # fmt: skip
+
+LAYER = _record(
+    "layer", 64, "One MoE layer: how it routes and where its experts are.",
+    ("u32", "experts", 1, "number of experts"),
+    ("u32", "k", 1, "experts chosen per token"),
+    ("u32", "score", 1, "a `score` value"),
+    ("u32", "normalize", 1, "a `normalize` value"),
+    ("f32", "scale", 1, "factor on every weight"),
+    ("u32", "first_expert", 1, "its first entry in the expert directory"),
+    ("u32", "d_in", 1, "floats of a token"),
+    ("u32", "d_out", 1, "floats of an expert's output"),
+    ("u32", "tile", 1, "tokens an expert's scratch memory holds"),
+    ("u32", "reserved", 7, "zero"),
+)  # fmt: skip
+
+EXPERT = _record(
+    "expert", 64, "One expert: its weights, its program, its share of the calibration tokens.",
+    ("u64", "offset", 1, "file offset of its weights"),
+    ("u64", "bytes", 1, "their size"),
+    ("u64", "macs", 1, "multiply-accumulates per token"),
+    ("u32", "crc", 1, "CRC-32 of its weights"),
+    ("u32", "layer", 1, "the layer it belongs to"),
+    ("u32", "first_op", 1, "its first operation record"),
+    ("u32", "ops", 1, "how many it has (experts of one shape share them)"),
+    ("u32", "index", 1, "its number in the original model's layer"),
+    ("f32", "frequency", 1, "share of the calibration tokens that chose it, 0 where unknown"),
+    ("u32", "reserved", 4, "zero"),
+)  # fmt: skip
+
+RECORDS = {r.name: r for r in (HEADER, PORT, OPERAND, OP, TENSOR, LAYER, EXPERT, GOLDEN)}
+
+ENUMS: dict[str, Sequence[str]] = {
+    "op": OPCODES, "space": SPACES, "layout": LAYOUTS, "scope": SCOPES, "unary": UNARY, "binary": BINARY,
+    "reduce": REDUCE, "score": SCORES, "normalize": NORMALIZE,
+}  # fmt: skip
+
+LIMITS = {
+    "FORMAT_VERSION": FORMAT_VERSION, "ALIGN_MODEL": ALIGN_MODEL, "ALIGN_CONTEXT": ALIGN_CONTEXT,
+    "ALIGN_BUFFER": ALIGN_BUFFER, "HEAD_BYTES": HEAD_BYTES, "TILE": TILE, "LANES": LANES, "GROUP": GROUP,
+    "LIMIT": LIMIT, "MAX_BATCH": MAX_BATCH,
+}  # fmt: skip
+
+
+def align(n: int, to: int) -> int:
+    """`n` rounded up to a multiple of `to`."""
+    return -(-n // to) * to
+
+
+def error_text(code: int) -> str:
+    """The name and sentence of an engine error code."""
+    name, text = ERRORS[code]
+    return f"COLIBRI_{'OK' if name == 'OK' else f'ERR_{name}'}: {text}"
+
+
+# --- generated text ---------------------------------------------------------------------------------------------------
+
+_C_TYPES = {"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "f32": "float"}
+
+
+def c_format() -> str:
+    """The content of engine/src/format.h."""
+    lines = [
+        "/* The records and enumerations of model.bin. Generated from src/colibri/spec.py; see docs/format.md. */",
+        "#ifndef COLIBRI_FORMAT_H", "#define COLIBRI_FORMAT_H", "", "#include <stdint.h>", "",
+        "/* Records are read in place from the caller's bytes. */",
+        "#if defined(__GNUC__)", "#define CLB_ALIAS __attribute__((may_alias))", "#else", "#define CLB_ALIAS", "#endif", "",
+        '#define CLB_MAGIC "COLIBRI"',
+        f"#define CLB_NONE 0x{NONE:X}u",
+        *(f"#define CLB_{name} {value}u" for name, value in LIMITS.items()),
+    ]  # fmt: skip
+    for enum, names in ENUMS.items():
+        entries = [f"CLB_{enum.upper()}_{n.upper()}" for n in (*names, "count")]
+        lines += ["", f"enum clb_{enum} {{", *(f"    {e}," for e in entries[:-1]), f"    {entries[-1]}", "};"]
+    for r in RECORDS.values():
+        lines += ["", f"/* {r.doc} */", "typedef struct {"]
+        for f in r.fields:
+            kind = _C_TYPES.get(f.type, f"clb_{f.type}")
+            lines.append(f"    {kind} {f.name}{f'[{f.count}]' if f.count > 1 else ''};")
+        lines += [f"}} CLB_ALIAS clb_{r.name};", f'_Static_assert(sizeof(clb_{r.name}) == {r.bytes}, "no padding");']
+    return "\n".join([*lines, "", "#endif", ""])
+
+
+def c_errors() -> str:
+    """The enumeration of colibri.h."""
+    return "\n".join(
+        f"    COLIBRI_{'OK' if name == 'OK' else f'ERR_{name}'} = {n},".ljust(34) + f"/* {text} */"
+        for n, (name, text) in enumerate(ERRORS)
+    )
+
+
+def c_error_text() -> str:
+    """The content of engine/src/error_text.h."""
+    rows = ",\n".join(
+        f'    {{"COLIBRI_{"OK" if name == "OK" else f"ERR_{name}"}", "{text}"}}' for name, text in ERRORS
+    )
+    return (
+        "/* Names and sentences of enum colibri_error, by value. Generated from src/colibri/spec.py. */\n"
+        f"static const char *const error_table[{len(ERRORS)}][2] = {{\n{rows}\n}};\n"
+    )
+
+
+def doc_records() -> str:
+    """The record and enumeration tables of docs/format.md."""
+    parts = []
+    for r in RECORDS.values():
+        parts += [f"### {r.name} ({r.bytes} bytes)", "", r.doc, "", "| offset | type | field | meaning |",
+                  "|---:|---|---|---|"]  # fmt: skip
+        offset = 0
+        for f in r.fields:
+            size = _dtype(f.type).itemsize * f.count
+            kind = f.type + (f"[{f.count}]" if f.count > 1 else "")
+            parts.append(f"| {offset} | {kind} | `{f.name}` | {f.doc} |")
+            offset += size
+        parts.append("")
+    parts += ["### Enumerations", "", "Values count from 0.", "", "| name | values |", "|---|---|"]
+    parts += [f"| {name} | {', '.join(values)} |" for name, values in ENUMS.items()]
+    return "\n".join(parts)
+
+
+def doc_errors() -> str:
+    """The error table of docs/guide.md."""
+    rows = [f"| {n} | `COLIBRI_{'OK' if name == 'OK' else f'ERR_{name}'}` | {text} |"
+            for n, (name, text) in enumerate(ERRORS)]  # fmt: skip
+    return "\n".join(["| value | name | meaning and what to do |", "|---:|---|---|", *rows])
+
+
+def generated(root: Path) -> dict[Path, str]:
+    """Every generated file under the repository `root`, with the content it should have."""
+    whole = {"engine/src/format.h": c_format(), "engine/src/error_text.h": c_error_text()}
+    parts = {
+        "engine/include/colibri.h": ("/*", "*/", "errors", c_errors()),
+        "docs/format.md": ("<!--", "-->", "records", doc_records()),
+        "docs/guide.md": ("<!--", "-->", "errors", doc_errors()),
+    }
+    files = {root / path: text for path, text in whole.items()}
+    for path, (left, right, name, text) in parts.items():
+        begin, end = f"{left} generated: {name} {right}", f"{left} end of {name} {right}"
+        old = (root / path).read_text(encoding="utf-8")
+        if begin not in old or end not in old:
+            raise ValueError(f"{path} lacks the lines {begin!r} and {end!r}")
+        pattern = re.compile(re.escape(begin) + r".*?" + r"([ \t]*)" + re.escape(end), re.S)
+        body = f"{begin}\n{text}\n"
+        files[root / path] = pattern.sub(lambda m, body=body, end=end: f"{body}{m[1]}{end}", old)  # type: ignore[misc]
+    return files
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print which generated files are out of date; rewrite them with `--write`."""
+    stale = [
+        path
+        for path, text in generated(Path(__file__).resolve().parents[2]).items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    for path in stale:
+        print(path)
+        if "--write" in argv:
+            path.write_text(generated(Path(__file__).resolve().parents[2])[path], encoding="utf-8")
+    return 0 if not stale or "--write" in argv else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,143 @@
+"""Random graphs for property tests: every operation, every router, random shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from colibri.graph import BINARY, REDUCE, UNARY, Graph, Router
+
+ROUTERS = [("softmax", "none"), ("softmax", "sum"), ("softmax", "one"), ("sigmoid", "none"), ("sigmoid", "sum"),
+           ("logit", "softmax"), ("logit", "one")]  # fmt: skip
+
+
+def constant(graph: Graph, rng: np.random.Generator, name: str, *shape: int) -> str:
+    return graph.add_constant(name, rng.standard_normal(shape) / np.sqrt(max(1, shape[-1])))
+
+
+def linear(graph: Graph, rng: np.random.Generator, x: str, out: int, bias: bool, **attrs: object) -> str:
+    stem = graph.fresh("w")
+    weight = constant(graph, rng, stem, out, graph.shapes[x][-1])
+    extra = [constant(graph, rng, f"{stem}.bias", out)] if bias else []
+    return graph.add("linear", x, weight, *extra, **attrs)
+
+
+def unary_attrs(func: str) -> dict[str, float]:
+    return {"leaky_relu": {"alpha": 0.1}, "clamp": {"alpha": -0.5, "beta": 0.75}}.get(func, {})
+
+
+def expert(seed: int, d_in: int, d_hidden: int, d_out: int, kind: int) -> Graph:
+    """One expert: 0 a plain MLP, 1 gated with a norm, 2 with a slice, a concat and a residual, 3 no weights at all."""
+    rng = np.random.default_rng(seed)
+    graph = Graph(f"expert{seed}")
+    x = graph.add_input("x", (d_in,))
+    if kind == 0:
+        y = linear(graph, rng, linear(graph, rng, x, d_hidden, True, activation="gelu"), d_out, True)
+    elif kind == 1:
+        z = graph.add("rmsnorm", x, constant(graph, rng, "gamma", d_in), eps=1e-6)
+        gate = graph.add("unary", linear(graph, rng, z, d_hidden, False), func="silu")
+        up = linear(graph, rng, z, d_hidden, False)
+        y = linear(graph, rng, graph.add("binary", gate, up, func="mul"), d_out, False)
+    elif kind == 2:
+        h = linear(graph, rng, x, d_hidden, True)
+        left = graph.add("slice", h, axis=0, start=0, stop=max(1, d_hidden // 2), step=1)
+        both = graph.add("concat", left, x, axis=0)
+        y = linear(graph, rng, graph.add("softmax", both), d_out, True)
+        y = graph.add("binary", y, constant(graph, rng, "shift", d_out), func="add")
+    else:
+        mean = graph.add("reduce", x, func="mean", axis=0)
+        y = graph.add("expand", mean, shape=(d_out,))
+    graph.outputs = [y]
+    return graph
+
+
+def add_moe(graph: Graph, draw: st.DrawFn, rng: np.random.Generator, x: str) -> str:
+    experts = draw(st.integers(1, 9))
+    k = draw(st.integers(1, experts))
+    score, normalize = draw(st.sampled_from(ROUTERS))
+    scale = draw(st.sampled_from([1.0, 2.5]))
+    d_in = graph.shapes[x][-1]
+    d_hidden, d_out = draw(st.integers(1, 20)), draw(st.sampled_from([d_in, d_in, 5]))
+    kinds = draw(st.sampled_from([(0,), (1,), (2,), (3,), (0, 1)]))
+    seed = draw(st.integers(0, 1 << 16))
+    body = [expert(seed + e, d_in, d_hidden, d_out, kinds[e % len(kinds)]) for e in range(experts)]
+    logits = linear(graph, rng, x, experts, draw(st.booleans()))
+    router = Router(experts, k, score, normalize, scale)
+    return graph.add("moe", x, logits, router=router, experts=body)
+
+
+def add_random(graph: Graph, draw: st.DrawFn, rng: np.random.Generator, values: list[str]) -> str:
+    """One more node on values drawn from `values`."""
+    x = draw(st.sampled_from(values))
+    shape = graph.shapes[x]
+    axis = draw(st.integers(0, len(shape) - 1))
+    op = draw(st.sampled_from(["linear", "unary", "binary", "same", "softmax", "norm", "reduce", "reshape", "transpose",
+                               "slice", "concat", "expand", "moe", "constant"]))  # fmt: skip
+    if op == "linear":
+        return linear(graph, rng, x, draw(st.integers(1, 20)), draw(st.booleans()),
+                      activation=draw(st.sampled_from([None, "relu", "tanh"])))  # fmt: skip
+    if op == "unary":
+        func = draw(st.sampled_from(UNARY))
+        return graph.add("unary", x, func=func, **unary_attrs(func))
+    if op == "binary":
+        other = draw(st.sampled_from([v for v in values if _broadcasts(graph, x, v)]))
+        return graph.add("binary", x, other, func=draw(st.sampled_from(BINARY)))
+    if op == "same":
+        return graph.add("binary", x, x, func=draw(st.sampled_from(BINARY)))
+    if op == "constant":
+        sizes = [draw(st.sampled_from([1, n])) for n in shape[axis:]]
+        pair = [x, constant(graph, rng, graph.fresh("c"), *sizes)]
+        return graph.add("binary", *draw(st.permutations(pair)), func=draw(st.sampled_from(BINARY)))
+    if op == "softmax":
+        return graph.add("softmax", x)
+    if op == "norm":
+        names = [constant(graph, rng, graph.fresh("g"), shape[-1]) for _ in range(draw(st.integers(0, 2)))]
+        return graph.add(draw(st.sampled_from(["layernorm", "rmsnorm"])), x, *names, eps=1e-5)
+    if op == "reduce" and len(shape) > 1:
+        return graph.add("reduce", x, func=draw(st.sampled_from(REDUCE)), axis=axis)
+    if op == "reshape":
+        split = next((n for n in (2, 3, 5) if shape[axis] % n == 0 and shape[axis] > n), 1)
+        merged = (*shape[:axis], shape[axis] // split, split, *shape[axis + 1 :])
+        return graph.add("reshape", x, shape=draw(st.sampled_from([merged, (int(np.prod(shape)),)]))[:6])
+    if op == "transpose":
+        return graph.add("transpose", x, perm=tuple(draw(st.permutations(range(len(shape))))))
+    if op == "slice":
+        start = draw(st.integers(0, shape[axis] - 1))
+        return graph.add("slice", x, axis=axis, start=start, stop=draw(st.integers(start + 1, shape[axis])),
+                         step=draw(st.integers(1, 3)))  # fmt: skip
+    if op == "concat":
+        fitting = [v for v in values if _beside(graph, x, v, axis)]
+        return graph.add("concat", x, *draw(st.lists(st.sampled_from(fitting), max_size=2)), axis=axis)
+    if op == "expand" and len(shape) < 4:
+        return graph.add("expand", x, shape=(draw(st.integers(1, 3)), *shape))
+    if op == "moe":
+        return add_moe(graph, draw, rng, x)
+    return x
+
+
+def _broadcasts(graph: Graph, a: str, b: str) -> bool:
+    try:
+        return len(np.broadcast_shapes(graph.shapes[a], graph.shapes[b])) <= 5
+    except ValueError:
+        return False
+
+
+def _beside(graph: Graph, a: str, b: str, axis: int) -> bool:
+    s, t = graph.shapes[a], graph.shapes[b]
+    return len(s) == len(t) and s[:axis] == t[:axis] and s[axis + 1 :] == t[axis + 1 :] and t[axis] < 200
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    """A random graph of up to ten nodes with one or two inputs and one to three outputs."""
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 16)))
+    graph = Graph("random")
+    values = [graph.add_input(f"x{n}", tuple(draw(st.lists(st.integers(1, 12), min_size=1, max_size=3))))
+              for n in range(draw(st.integers(1, 2)))]  # fmt: skip
+    for _ in range(draw(st.integers(1, 10))):
+        value = add_random(graph, draw, rng, values)
+        if value not in values and np.prod(graph.shapes[value]) <= 4000 and len(graph.shapes[value]) <= 5:
+            values.append(value)
+    graph.outputs = draw(st.lists(st.sampled_from(values), min_size=1, max_size=3))
+    graph.outputs[0] = values[-1]
+    return graph
