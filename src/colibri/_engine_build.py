@@ -43,7 +43,8 @@ static void record(void *user, int layer, const int32_t *experts, int tokens, in
 }
 
 /* colibri_forward, with every choice of every layer copied to `choices`. */
-static void forward_recording(colibri_context_t *ctx, const float *input, float *output, int batch_size, int32_t *choices)
+static void forward_recording(colibri_context_t *ctx, const float *input, float *output, int batch_size,
+                              int32_t *choices)
 {
     ctx->on_route = record;
     ctx->user = &choices;

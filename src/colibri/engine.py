@@ -177,5 +177,5 @@ def load(path: str | Path | bytes, verify: bool = True) -> Model:
         memory[:] = np.frombuffer(path, np.uint8)
         if len(path) < spec.HEADER.bytes:
             raise ModelError(f"{len(path)} bytes are fewer than a model's header", 5)
-        return Model(parse(memoryview(memory), "model"), verify)
+        return Model(parse(memoryview(memory.data), "model"), verify)
     return Model(open_package(path), verify)

@@ -127,13 +127,13 @@ def _random_rows(graph: Graph) -> list[Array]:
 
 
 def _prove_equal(export: Export, rows: Sequence[Array]) -> None:
-    """The engine on the bytes just built gives the reference's bits; a difference is a bug of Colibri, never shipped."""
+    """The engine gives the reference's bits on the bytes just built; a difference is a bug of Colibri, never shipped."""
     model: Model = load(export.image)
     model.selftest()
     some = [x[:_COMPARED_ROWS] for x in rows]
-    got = model(*some)
-    for name, want, have in zip(export.graph.outputs, run(export.graph, some), got if isinstance(got, tuple) else (got,),
-                                strict=True):  # fmt: skip
+    result = model(*some)
+    got = result if isinstance(result, tuple) else (result,)
+    for name, want, have in zip(export.graph.outputs, run(export.graph, some), got, strict=True):
         if want.tobytes() != have.tobytes():
             raise ExportError(f"output {name!r} of the engine differs from the reference: please report this model")
     if model.context_bytes != export.program.context_bytes:

@@ -99,7 +99,9 @@ class Op:
         used = [o for o in (self.a, self.b) if o.place.space != "none"]
         weights = "".join(f", {w.name}" for w in (self.w0, self.w1) if w is not None)
         size = "×".join(map(str, self.dims))
-        return f"{_place_text(self.out)} = {name}({', '.join(map(_place_text, used))}{weights}) {self.rows} rows of {size}"
+        return (
+            f"{_place_text(self.out)} = {name}({', '.join(map(_place_text, used))}{weights}) {self.rows} rows of {size}"
+        )
 
 
 @dataclass(frozen=True)
@@ -355,7 +357,9 @@ class _Lowering:
     def copy(self, source: View, target: View, name: str) -> None:
         self.map("map1", "identity", [source], target, name)
 
-    def map(self, code: str, func: str, sources: Sequence[View], target: View, name: str, **extra: float) -> None:
+    def map(
+        self, code: str, func: str, sources: Sequence[View], target: View, name: str, p0: float = 0.0, p1: float = 0.0
+    ) -> None:
         """An elementwise operation, its axes merged to at most four."""
         strides = [broadcast_strides(s, target.shape) for s in (*sources, target)]
         dims, merged = collapse(target.shape, strides)
@@ -364,10 +368,11 @@ class _Lowering:
                               "has four: make its inputs contiguous or merge axes")  # fmt: skip
         tensors = [s.place.tensor for s in sources] + [None]
         operands = [Operand(s.place, s.offset) for s in sources]
+        two = len(sources) > 1
         self.ops.append(
-            Op(code, Operand(target.place, target.offset), operands[0], operands[1] if len(operands) > 1 else Operand(),
-               func=func, w0=tensors[0], w1=tensors[1], dims=dims, sa=merged[0], sb=merged[1] if len(sources) > 1 else (),
-               so=merged[-1], comment=name, **extra)
+            Op(code, Operand(target.place, target.offset), operands[0], operands[1] if two else Operand(), func=func,
+               w0=tensors[0], w1=tensors[1], dims=dims, sa=merged[0], sb=merged[1] if two else (), so=merged[-1],
+               comment=name, p0=p0, p1=p1)
         )  # fmt: skip
 
     # --- one method an operation ---

@@ -72,8 +72,8 @@ class Package:
                 {
                     "experts": int(layer["experts"]),
                     "k": int(layer["k"]),
-                    "score": spec.SCORES[layer["score"]],
-                    "normalize": spec.NORMALIZE[layer["normalize"]],
+                    "score": spec.ENUMS["score"][layer["score"]],
+                    "normalize": spec.ENUMS["normalize"][layer["normalize"]],
                     "scale": float(layer["scale"]),
                     "frequencies": [
                         round(float(e["frequency"]), 4)

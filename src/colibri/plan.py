@@ -114,4 +114,8 @@ def _arrange(ops: Sequence[Op]) -> tuple[list[Buffer], int, int]:
     spans = [Span(align(b.floats * 4, ALIGN_BUFFER), first, last) for b, (first, last) in lives.items()]
     for buffer, offset in zip(lives, place(spans), strict=True):
         buffer.offset = offset
-    return list(lives), max((b.offset + s.bytes for b, s in zip(lives, spans, strict=True)), default=0), lower_bound(spans)
+    return (
+        list(lives),
+        max((b.offset + s.bytes for b, s in zip(lives, spans, strict=True)), default=0),
+        lower_bound(spans),
+    )

@@ -252,7 +252,8 @@ def c_format() -> str:
         "/* The records and enumerations of model.bin. Generated from src/colibri/spec.py; see docs/format.md. */",
         "#ifndef COLIBRI_FORMAT_H", "#define COLIBRI_FORMAT_H", "", "#include <stdint.h>", "",
         "/* Records are read in place from the caller's bytes. */",
-        "#if defined(__GNUC__)", "#define CLB_ALIAS __attribute__((may_alias))", "#else", "#define CLB_ALIAS", "#endif", "",
+        "#if defined(__GNUC__)", "#define CLB_ALIAS __attribute__((may_alias))",
+        "#else", "#define CLB_ALIAS", "#endif", "",
         '#define CLB_MAGIC "COLIBRI"',
         f"#define CLB_NONE 0x{NONE:X}u",
         *(f"#define CLB_{name} {value}u" for name, value in LIMITS.items()),
@@ -279,9 +280,7 @@ def c_errors() -> str:
 
 def c_error_text() -> str:
     """The content of engine/src/error_text.h."""
-    rows = ",\n".join(
-        f'    {{"COLIBRI_{"OK" if name == "OK" else f"ERR_{name}"}", "{text}"}}' for name, text in ERRORS
-    )
+    rows = ",\n".join(f'    {{"COLIBRI_{"OK" if name == "OK" else f"ERR_{name}"}", "{text}"}}' for name, text in ERRORS)
     return (
         "/* Names and sentences of enum colibri_error, by value. Generated from src/colibri/spec.py. */\n"
         f"static const char *const error_table[{len(ERRORS)}][2] = {{\n{rows}\n}};\n"

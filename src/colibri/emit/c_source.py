@@ -35,7 +35,9 @@ def header(program: Program, image: bytes) -> str:
             floats = 1
             for n in shape:
                 floats *= n
-            lines.append(f"/* {kind} {_comment(name)}: shape {list(shape)}, floats {offset} to {offset + floats - 1} of a row */")
+            lines.append(
+                f"/* {kind} {_comment(name)}: shape {list(shape)}, floats {offset} to {offset + floats - 1} of a row */"
+            )
             offset += floats
     lines += [
         "",
@@ -43,7 +45,7 @@ def header(program: Program, image: bytes) -> str:
         "",
         "#if defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L",
         f'_Static_assert(COLIBRI_MODEL_CONTEXT_BYTES >= {spec.HEAD_BYTES}u, "the context holds its own head");',
-        '_Static_assert(COLIBRI_MODEL_BYTES <= SIZE_MAX / 4 && COLIBRI_MODEL_CONTEXT_BYTES <= SIZE_MAX / 4,',
+        "_Static_assert(COLIBRI_MODEL_BYTES <= SIZE_MAX / 4 && COLIBRI_MODEL_CONTEXT_BYTES <= SIZE_MAX / 4,",
         '               "the model does not fit this target\'s address space");',
         "#endif",
         "",

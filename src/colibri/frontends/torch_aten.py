@@ -298,7 +298,7 @@ def _view(c: Converter, x: Value, *sizes: Any, **named: Any) -> Value:
     return c.reshaped(x)
 
 
-@converts("clone", "contiguous", "detach", "alias", "lift_fresh_copy", "_to_copy", "to", "dropout")
+@converts("clone", "contiguous", "detach", "alias", "lift_fresh_copy", "_to_copy", "to")
 def _same(c: Converter, x: Value, *options: Any, **named: Any) -> Value:
     return c.value(x.name)
 

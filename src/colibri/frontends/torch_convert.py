@@ -112,11 +112,12 @@ class Converter:
             size = node.meta["val"].shape[0]
             symbol = size.node.expr if isinstance(size, torch.SymInt) else None
             if symbol is None or not symbol.is_Symbol or not _unbounded(program, symbol):
-                raise ExportError(
+                message = (
                     f"input {node.name!r}: the program only works for some batch sizes (it has become {size}); Python code "
                     "that loops over x.shape[0] or branches on it must be written as tensor operations over all rows, "
                     "and a saved program needs a dynamic first axis (torch.export.Dim.AUTO)"
                 )
+                raise ExportError("; ".join([message, *self.notes.values()]))
             self.batch.add(symbol)
             shape, merged = self.sample(node.meta["val"])
             self.env[node] = Value(self.graph.add_input(node.name, shape), shape, merged)

@@ -24,7 +24,9 @@ def rebuild(graph: Graph, whole: Callable[[Graph], Graph], rewrite: Rewrite) -> 
         names[name] = new.add_constant(name, value)
     for node in graph.nodes:
         if node.op == "moe":
-            node = Node(node.op, node.output, node.inputs, {**node.attrs, "experts": list(map(whole, node.attrs["experts"]))})
+            node = Node(
+                node.op, node.output, node.inputs, {**node.attrs, "experts": list(map(whole, node.attrs["experts"]))}
+            )
         replacement = rewrite(new, node, names)
         if replacement is None:
             replacement = new.add(node.op, *(names[i] for i in node.inputs), output=node.output, **node.attrs)

@@ -39,7 +39,7 @@ MAX_ERROR: Final[dict[str, Bound]] = {
     "gelu": Bound(8),
     "gelu_tanh": Bound(3, -1.0, 5e-8),
     "softplus": Bound(2),
-    "elu": Bound(2),
+    "elu": Bound(1),
     "hardsigmoid": Bound(1),
     "hardswish": Bound(2),
 }

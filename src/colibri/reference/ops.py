@@ -89,7 +89,12 @@ def rmsnorm(x: Array, gamma: Array | None, beta: Array | None, eps: float) -> Ar
     return _affine(x * inverse[..., None], gamma, beta)
 
 
-UNARY: dict[str, Callable[[Array, np.float32, np.float32], Array]] = {
+def _plain(function: Callable[[Array], Array]) -> Callable[[Array, np.float32, np.float32], Array]:
+    """A function without parameters as one that ignores alpha and beta."""
+    return lambda x, alpha, beta: function(x)
+
+
+UNARY: dict[str, Callable[[Array, np.float32, np.float32], Any]] = {
     "identity": lambda x, a, b: x,
     "relu": lambda x, a, b: np.where(x < 0, F(0), x),
     "leaky_relu": lambda x, a, b: np.where(x < 0, x * a, x),
@@ -101,13 +106,13 @@ UNARY: dict[str, Callable[[Array, np.float32, np.float32], Array]] = {
     "rsqrt": lambda x, a, b: F(1) / np.sqrt(x),
     "reciprocal": lambda x, a, b: F(1) / x,
     **{
-        name: (lambda x, a, b, f=getattr(elementary, name): f(x))  # type: ignore[misc]
+        name: _plain(getattr(elementary, name))
         for name in ("exp", "log", "expm1", "log1p", "tanh", "erf", "sigmoid", "silu", "gelu", "gelu_tanh",
                      "softplus", "elu", "hardswish", "hardsigmoid")
     },
 }  # fmt: skip
 
-BINARY: dict[str, Callable[[Array, Array], Array]] = {
+BINARY: dict[str, Callable[[Array, Array], Any]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
@@ -150,4 +155,3 @@ def combine(slots: Array, weights: Array) -> Array:
     for j in range(1, slots.shape[1]):
         total = total + weights[:, j, None] * slots[:, j]
     return np.asarray(total, F)
-

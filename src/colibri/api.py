@@ -1,0 +1,50 @@
+"""The Python door: export a PyTorch module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from colibri import exporter, spec
+from colibri.errors import ExportError
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError:
+    raise ExportError("exporting a PyTorch module needs PyTorch: pip install 'colibri-moe[torch]'") from None
+
+from colibri.frontends.torch_export import from_torch, register_moe
+from colibri.frontends.torch_report import Report
+
+__all__ = ["export", "register_moe"]
+
+
+def export(
+    module: Any,
+    example_inputs: Any,
+    path: str | Path,
+    *,
+    calibration: Any = None,
+    dtype: str = "fp32",
+    max_batch: int | None = None,
+    name: str | None = None,
+    expert_align: int = spec.ALIGN_EXPERT,
+) -> Report:
+    """Export a `torch.nn.Module` to the directory `path` (model.bin, model.h, model.c), or to one `….bin` file.
+
+    example_inputs: a tensor or tuple of tensors, first axis the batch; gives the shapes, and `max_batch` (rows the
+    context memory is planned for) where that is not given. calibration: a tensor, tuple or iterable of such with real
+    rows; MoE blocks are identified on them, golden rows are taken from them. Returns the recognition report.
+
+    Raises ExportError, before anything is written, for whatever cannot be exported faithfully.
+    """
+    graph, report = from_torch(module, example_inputs, calibration, name or type(module).__name__)
+    built = exporter.build(
+        graph,
+        dtype=dtype,
+        max_batch=max_batch or report.example_rows,
+        calibration=report.rows,
+        expert_align=expert_align,
+    )
+    exporter.write(built, path)
+    return report

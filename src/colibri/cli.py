@@ -1,0 +1,293 @@
+"""The command line: colibri export | inspect | verify | run | build."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from colibri import exporter, spec, toolchain
+from colibri.engine import load
+from colibri.errors import ColibriError, ExportError, ModelError
+from colibri.graph import Array, Graph
+from colibri.package import open_package
+from colibri.passes import PASSES
+
+app = typer.Typer(
+    help="Turns a Mixture-of-Experts model into a tiny C inference engine.",
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+)  # fmt: skip
+out, err = Console(), Console(stderr=True)
+
+STAGES = ("graph", *PASSES, "program", "plan")
+Stage = Enum("Stage", {name: name for name in STAGES})  # type: ignore[misc]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")]
+ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="model.bin or the directory of an export.")]
+Architecture = Annotated[Path | None, typer.Option(help="Architecture file of a .safetensors; default: beside it.")]
+MaxBatch = Annotated[int | None, typer.Option(help="Rows the context is planned for; default: the example's, or 1.")]
+
+
+@contextmanager
+def _errors(as_json: bool, debug: bool) -> Iterator[None]:
+    """Turns the package's own errors into one line and exit code 1."""
+    try:
+        yield
+    except ColibriError as error:
+        if debug:
+            raise
+        if as_json:
+            print(json.dumps({"error": str(error), "kind": type(error).__name__, "code": getattr(error, "code", None)}))
+        else:
+            err.print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def _report(values: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(values, indent=1))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for key, value in values.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            for n, row in enumerate(value):
+                table.add_row(f"{key} {n}", _plain(", ".join(f"{k} {v}" for k, v in row.items())))
+        else:
+            shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+            table.add_row(key, _plain(shown))
+    out.print(table)
+
+
+def _source(model: Path, architecture: Path | None) -> tuple[Graph, list[Array] | None, Any]:
+    """Graph, its example rows if it has any, and the recognition report if there is one, from a model's source."""
+    if not model.exists():
+        raise ExportError(f"{model} does not exist: pass a .pt2 program or a .safetensors file")
+    if model.is_dir():
+        raise ExportError(f"{model} is a directory: pass the .pt2 program or the .safetensors file in it")
+    if model.stat().st_size == 0:
+        raise ExportError(f"{model} is empty: pass a .pt2 program or a .safetensors file")
+    if model.suffix == ".safetensors":
+        from colibri.frontends.architecture import from_architecture
+
+        return from_architecture(model, architecture), None, None
+    if model.suffix == ".pt2":
+        try:
+            from colibri.frontends.torch_export import from_pt2
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ExportError("a .pt2 program needs PyTorch: pip install 'colibri-moe[torch]'") from None
+        graph, report = from_pt2(model)
+        return graph, report.rows, report
+    raise ExportError(f"{model}: unknown kind {model.suffix!r}: pass a .pt2 program or a .safetensors file")
+
+
+def _arrays(path: Path, names: list[str]) -> list[Array]:
+    """Arrays of a .npy file (one input) or a .npz file (by input name)."""
+    try:
+        loaded = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ColibriError(f"{path} cannot be read: {error}: pass a .npy or .npz file of numbers") from None
+    if isinstance(loaded, np.ndarray):
+        if len(names) != 1:
+            raise ColibriError(f"{path} holds one array, but the model has inputs {', '.join(names)}: pass a .npz file")
+        return [loaded]
+    missing = [name for name in names if name not in loaded.files]
+    if missing:
+        raise ColibriError(f"{path} has no array {missing[0]!r}: it must hold {', '.join(names)}")
+    return [loaded[name] for name in names]
+
+
+@app.command()
+def export(
+    model: Annotated[
+        Path, typer.Option("--model", "-m", help="A .pt2 program (torch.export.save) or a .safetensors file.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for model.bin, model.h and model.c.")],
+    dtype: Annotated[str, typer.Option(help=f"Format of the weights: {', '.join(exporter.DTYPES)}.")] = "fp32",
+    architecture: Architecture = None,
+    calibration: Annotated[Path | None, typer.Option(help=".npy or .npz with real input rows.")] = None,
+    max_batch: MaxBatch = None,
+    expert_align: Annotated[
+        int, typer.Option(help="Bytes each expert is aligned to; 64 saves flash.")
+    ] = spec.ALIGN_EXPERT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Export a trained model: read, verify, optimise, plan, certify, write."""
+    with _errors(as_json, debug), _progress(as_json) as advance:
+        advance("read", None)
+        graph, rows, report = _source(model, architecture)
+        example_rows = len(rows[0]) if rows else 1
+        if calibration is not None:
+            rows = [np.asarray(x, np.float32) for x in _arrays(calibration, graph.inputs)]
+        built = exporter.build(graph, dtype=dtype, max_batch=max_batch or example_rows, calibration=rows,
+                               expert_align=expert_align, on_stage=advance)  # fmt: skip
+        target = exporter.write(built, output)
+    summary = {**built.summary(), "path": str(target)}
+    if report is not None:
+        summary["recognition"] = report.to_dict() if as_json else str(report)
+    _report(summary, as_json)
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Any]:
+    """A progress bar over the stages of an export; yields the callback that advances it."""
+    columns = (TextColumn("{task.description:10}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bar:
+        task = bar.add_task("read", total=len(STAGES) + 2)
+        yield lambda name, value: bar.update(task, description=name, advance=1)
+
+
+@app.command()
+def inspect(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="An export, or a source (.pt2, .safetensors) with --stage.")
+    ],
+    stage: Annotated[Stage | None, typer.Option(help="Show a source's program after this stage.")] = None,
+    architecture: Architecture = None,
+    max_batch: MaxBatch = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show an export's figures and program, or a source's program after a stage."""
+    with _errors(as_json, debug):
+        if stage is not None:
+            if model.is_dir() or model.suffix == ".bin":
+                raise ColibriError(f"--stage shows how a source becomes a program; {model} is an export already: pass "
+                                   "the .pt2 or .safetensors file it came from")  # fmt: skip
+            graph, rows, _ = _source(model, architecture)
+            shown: dict[str, str] = {}
+
+            def keep(name: str, value: Any) -> None:
+                shown[name] = str(value)
+
+            exporter.build(graph, max_batch=max_batch or 1, calibration=rows, on_stage=keep)
+            print(json.dumps({"stage": stage.value, "text": shown[stage.value]}) if as_json else shown[stage.value])
+            return
+        package = open_package(model)
+        load(model)
+        summary = package.summary()
+        if as_json:
+            _report({**summary, "program": [_operation(op) for op in package.ops]}, True)
+            return
+        _report(summary, False)
+        table = Table("operation", "rows", "sizes", "a", "b", "out", box=None, pad_edge=False, title="program")
+        for n, op in enumerate(package.ops):
+            row = _operation(op)
+            section = " (expert)" if n >= package.header["main_ops"] else ""
+            table.add_row(f"{n} {row['op']}{section}", *(str(row[k]) for k in ("rows", "dims", "a", "b", "out")))
+        out.print(table)
+
+
+def _operation(op: Any) -> dict[str, Any]:
+    code = spec.OPCODES[op["code"]]
+    functions = spec.ENUMS[{"map2": "binary", "reduce": "reduce"}.get(code, "unary")]
+    func = functions[op["func"]] if code in ("linear", "map1", "map2", "reduce") else "identity"
+    place = {k: f"{spec.SPACES[op[k]['space']]}+{op[k]['offset']}" for k in ("a", "b", "out") if op[k]["space"]}
+    return {"op": code if func == "identity" else f"{code}.{func}", "rows": int(op["rows"]),
+            "dims": [int(n) for n in op["dims"] if n], "a": "", "b": "", "out": "", **place}  # fmt: skip
+
+
+@app.command()
+def verify(model: ModelPath, as_json: Json = False, debug: Debug = False) -> None:
+    """Check every checksum and recompute the parity certificate on this machine."""
+    with _errors(as_json, debug):
+        start = time.perf_counter()
+        loaded = load(model)
+        loaded.selftest()
+        rows = int(loaded.package.header["golden_rows"])
+        if rows == 0:
+            raise ModelError(f"{model} carries no certificate: export it again with calibration data")
+        seconds = time.perf_counter() - start
+        _report(
+            {"verified": True, "path": loaded.package.path, "golden_rows": rows, "seconds": round(seconds, 4)}, as_json
+        )
+
+
+@app.command()
+def run(
+    model: ModelPath,
+    data: Annotated[
+        Path, typer.Option("--input", "-i", help=".npy (one input) or .npz (by name), first axis the batch.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the outputs here, .npz; default: print.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run an export on the rows of a file."""
+    with _errors(as_json, debug):
+        loaded = load(model)
+        inputs = _arrays(data, [p.name for p in loaded.inputs])
+        start = time.perf_counter()
+        results = loaded(*inputs)
+        seconds = time.perf_counter() - start
+        named = dict(
+            zip((p.name for p in loaded.outputs), results if isinstance(results, tuple) else (results,), strict=True)
+        )
+        figures = {"rows": len(inputs[0]), "seconds": round(seconds, 6)}
+        if output is not None:
+            try:
+                np.savez(output, **named)
+            except OSError as error:
+                raise ColibriError(f"{output} cannot be written: {error.strerror}") from None
+            _report({**figures, "output": str(output)}, as_json)
+        elif as_json:
+            _report({**figures, "outputs": {k: v.tolist() for k, v in named.items()}}, True)
+        else:
+            for name, value in named.items():
+                print(f"{name}: shape {list(value.shape)}\n{value}")
+            _report(figures, False)
+
+
+@app.command()
+def build(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of an export.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to build; default: DIR/build.")] = None,
+    compiler: Annotated[str | None, typer.Option("--cc", help="C compiler; default: $CC, or cc.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compile the engine and an export's model.c with this machine's compiler, and print their sizes."""
+    with _errors(as_json, debug):
+        built = toolchain.build(directory, output, compiler)
+        header = open_package(directory).header
+        _report({
+            "static_library": str(built.static_library), "shared_library": str(built.shared_library),
+            "model_object": str(built.model_object), "code_bytes": built.text_bytes,
+            "constant_bytes": built.rodata_bytes, "model_bytes": int(header["total_bytes"]),
+            "context_bytes": int(header["context_bytes"]),
+        }, as_json)  # fmt: skip
+
+
+def main() -> None:
+    """The `colibri` command."""
+    app()
+
+
+def exporter_main() -> None:
+    """The `python -m colibri.exporter` command: the same options as `colibri export`."""
+    sys.argv = ["colibri", "export", *sys.argv[1:]]
+    app(prog_name="colibri")
+
+
+if __name__ == "__main__":
+    main()
