@@ -106,7 +106,7 @@ def add_random(graph: Graph, draw: st.DrawFn, rng: np.random.Generator, values: 
         return graph.add("slice", x, axis=axis, start=start, stop=draw(st.integers(start + 1, shape[axis])),
                          step=draw(st.integers(1, 3)))  # fmt: skip
     if op == "concat":
-        fitting = [v for v in values if _beside(graph, x, v, axis)]
+        fitting = [x, *(v for v in values if _beside(graph, x, v, axis))]
         return graph.add("concat", x, *draw(st.lists(st.sampled_from(fitting), max_size=2)), axis=axis)
     if op == "expand" and len(shape) < 4:
         return graph.add("expand", x, shape=(draw(st.integers(1, 3)), *shape))

@@ -12,7 +12,9 @@ from colibri.graph import Graph
 from colibri.reference.interpreter import run
 from tests.graphs import graphs
 
-SLOW_SETUP = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+SLOW_SETUP = settings(
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 
 
 def build(graph: Graph, max_batch: int) -> exporter.Export:

@@ -14,7 +14,8 @@ class MoE(nn.Module):
         self.outputs = outputs
         self.gate = nn.Linear(inputs, experts)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)) for _ in range(experts)
+            nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+            for _ in range(experts)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -28,9 +29,9 @@ class MoE(nn.Module):
 
 
 class Forecaster(nn.Module):
-    """Three experts on the features; the gate reads the features themselves, so it routes by time and by load."""
+    """Three experts and their gate on the features themselves, then a head: (rows, features) -> (rows, 1)."""
 
-    def __init__(self, features: int, hidden: int = 24, width: int = 12, experts: int = 3) -> None:
+    def __init__(self, features: int, hidden: int = 32, width: int = 16, experts: int = 3) -> None:
         super().__init__()
         self.moe = MoE(features, hidden, width, experts)
         self.activation = nn.ReLU()
@@ -43,9 +44,9 @@ class Forecaster(nn.Module):
 
 
 class Dense(nn.Sequential):
-    """The same net with one expert and no gate; 27 hidden units make up for the gate's parameters."""
+    """The same net with one expert and no gate, whose parameters go into three more hidden units."""
 
-    def __init__(self, features: int, hidden: int = 27, width: int = 12) -> None:
+    def __init__(self, features: int, hidden: int = 35, width: int = 16) -> None:
         super().__init__(
             nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, width), nn.ReLU(), nn.Linear(width, 1)
         )

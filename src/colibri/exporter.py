@@ -20,9 +20,10 @@ from colibri.emit import c_source, model_bin
 from colibri.engine import Model, load
 from colibri.errors import ExportError
 from colibri.graph import Array, Graph
-from colibri.lower import Program, lower
+from colibri.lower import lower
 from colibri.passes import optimize
 from colibri.plan import plan
+from colibri.program import Program
 from colibri.reference.interpreter import run
 
 DTYPES = ("fp32",)
@@ -127,7 +128,7 @@ def _random_rows(graph: Graph) -> list[Array]:
 
 
 def _prove_equal(export: Export, rows: Sequence[Array]) -> None:
-    """The engine gives the reference's bits on the bytes just built; a difference is a bug of Colibri, never shipped."""
+    """The engine gives the reference's bits on these bytes; a difference is a bug of Colibri and never shipped."""
     model: Model = load(export.image)
     model.selftest()
     some = [x[:_COMPARED_ROWS] for x in rows]

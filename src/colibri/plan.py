@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from colibri.lower import Buffer, Op, Program, liveness
+from colibri.program import Buffer, Op, Program, liveness
 from colibri.spec import ALIGN_BUFFER, HEAD_BYTES, align
 
 _IMPROVEMENTS = 400  # attempts; each costs the square of the number of buffers

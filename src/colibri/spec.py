@@ -1,17 +1,12 @@
 """The one table of everything Python and C must agree on: format version, records, enumerations, limits, errors.
 
-`python -m colibri.spec --write` regenerates from it `engine/src/format.h`, the enumeration in
-`engine/include/colibri.h`, the sentences in `engine/src/error_text.h` and the tables in `docs/format.md` and
-`docs/guide.md`; a test fails when one of them is out of date.
+`tools/generate.py` writes the C header and the tables in the documents from it; a test fails when one is out of date.
 """
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,14 +77,15 @@ class Record:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The NumPy structured dtype of the record."""
-        columns = [(f.name, _dtype(f.type), (f.count,)) if f.count > 1 else (f.name, _dtype(f.type))
+        columns = [(f.name, field_dtype(f.type), (f.count,)) if f.count > 1 else (f.name, field_dtype(f.type))
                    for f in self.fields]  # fmt: skip
-        dtype = np.dtype(columns)
-        assert dtype.itemsize == self.bytes, f"{self.name}: {dtype.itemsize} bytes, not {self.bytes}"
-        return dtype
+        record = np.dtype(columns)
+        assert record.itemsize == self.bytes, f"{self.name}: {record.itemsize} bytes, not {self.bytes}"
+        return record
 
 
-def _dtype(kind: str) -> np.dtype[Any]:
+def field_dtype(kind: str) -> np.dtype[Any]:
+    """The NumPy dtype of a field's type."""
     scalars = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "f32": "<f4"}
     return np.dtype(scalars[kind]) if kind in scalars else RECORDS[kind].dtype
 
@@ -239,112 +235,3 @@ def error_text(code: int) -> str:
     """The name and sentence of an engine error code."""
     name, text = ERRORS[code]
     return f"COLIBRI_{'OK' if name == 'OK' else f'ERR_{name}'}: {text}"
-
-
-# --- generated text ---------------------------------------------------------------------------------------------------
-
-_C_TYPES = {"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "f32": "float"}
-
-
-def c_format() -> str:
-    """The content of engine/src/format.h."""
-    lines = [
-        "/* The records and enumerations of model.bin. Generated from src/colibri/spec.py; see docs/format.md. */",
-        "#ifndef COLIBRI_FORMAT_H", "#define COLIBRI_FORMAT_H", "", "#include <stdint.h>", "",
-        "/* Records are read in place from the caller's bytes. */",
-        "#if defined(__GNUC__)", "#define CLB_ALIAS __attribute__((may_alias))",
-        "#else", "#define CLB_ALIAS", "#endif", "",
-        '#define CLB_MAGIC "COLIBRI"',
-        f"#define CLB_NONE 0x{NONE:X}u",
-        *(f"#define CLB_{name} {value}u" for name, value in LIMITS.items()),
-    ]  # fmt: skip
-    for enum, names in ENUMS.items():
-        entries = [f"CLB_{enum.upper()}_{n.upper()}" for n in (*names, "count")]
-        lines += ["", f"enum clb_{enum} {{", *(f"    {e}," for e in entries[:-1]), f"    {entries[-1]}", "};"]
-    for r in RECORDS.values():
-        lines += ["", f"/* {r.doc} */", "typedef struct {"]
-        for f in r.fields:
-            kind = _C_TYPES.get(f.type, f"clb_{f.type}")
-            lines.append(f"    {kind} {f.name}{f'[{f.count}]' if f.count > 1 else ''};")
-        lines += [f"}} CLB_ALIAS clb_{r.name};", f'_Static_assert(sizeof(clb_{r.name}) == {r.bytes}, "no padding");']
-    return "\n".join([*lines, "", "#endif", ""])
-
-
-def c_errors() -> str:
-    """The enumeration of colibri.h."""
-    return "\n".join(
-        f"    COLIBRI_{'OK' if name == 'OK' else f'ERR_{name}'} = {n},".ljust(34) + f"/* {text} */"
-        for n, (name, text) in enumerate(ERRORS)
-    )
-
-
-def c_error_text() -> str:
-    """The content of engine/src/error_text.h."""
-    rows = ",\n".join(f'    {{"COLIBRI_{"OK" if name == "OK" else f"ERR_{name}"}", "{text}"}}' for name, text in ERRORS)
-    return (
-        "/* Names and sentences of enum colibri_error, by value. Generated from src/colibri/spec.py. */\n"
-        f"static const char *const error_table[{len(ERRORS)}][2] = {{\n{rows}\n}};\n"
-    )
-
-
-def doc_records() -> str:
-    """The record and enumeration tables of docs/format.md."""
-    parts = []
-    for r in RECORDS.values():
-        parts += [f"### {r.name} ({r.bytes} bytes)", "", r.doc, "", "| offset | type | field | meaning |",
-                  "|---:|---|---|---|"]  # fmt: skip
-        offset = 0
-        for f in r.fields:
-            size = _dtype(f.type).itemsize * f.count
-            kind = f.type + (f"[{f.count}]" if f.count > 1 else "")
-            parts.append(f"| {offset} | {kind} | `{f.name}` | {f.doc} |")
-            offset += size
-        parts.append("")
-    parts += ["### Enumerations", "", "Values count from 0.", "", "| name | values |", "|---|---|"]
-    parts += [f"| {name} | {', '.join(values)} |" for name, values in ENUMS.items()]
-    return "\n".join(parts)
-
-
-def doc_errors() -> str:
-    """The error table of docs/guide.md."""
-    rows = [f"| {n} | `COLIBRI_{'OK' if name == 'OK' else f'ERR_{name}'}` | {text} |"
-            for n, (name, text) in enumerate(ERRORS)]  # fmt: skip
-    return "\n".join(["| value | name | meaning and what to do |", "|---:|---|---|", *rows])
-
-
-def generated(root: Path) -> dict[Path, str]:
-    """Every generated file under the repository `root`, with the content it should have."""
-    whole = {"engine/src/format.h": c_format(), "engine/src/error_text.h": c_error_text()}
-    parts = {
-        "engine/include/colibri.h": ("/*", "*/", "errors", c_errors()),
-        "docs/format.md": ("<!--", "-->", "records", doc_records()),
-        "docs/guide.md": ("<!--", "-->", "errors", doc_errors()),
-    }
-    files = {root / path: text for path, text in whole.items()}
-    for path, (left, right, name, text) in parts.items():
-        begin, end = f"{left} generated: {name} {right}", f"{left} end of {name} {right}"
-        old = (root / path).read_text(encoding="utf-8")
-        if begin not in old or end not in old:
-            raise ValueError(f"{path} lacks the lines {begin!r} and {end!r}")
-        pattern = re.compile(re.escape(begin) + r".*?" + r"([ \t]*)" + re.escape(end), re.S)
-        body = f"{begin}\n{text}\n"
-        files[root / path] = pattern.sub(lambda m, body=body, end=end: f"{body}{m[1]}{end}", old)  # type: ignore[misc]
-    return files
-
-
-def main(argv: Sequence[str]) -> int:
-    """Print which generated files are out of date; rewrite them with `--write`."""
-    stale = [
-        path
-        for path, text in generated(Path(__file__).resolve().parents[2]).items()
-        if not path.exists() or path.read_text(encoding="utf-8") != text
-    ]
-    for path in stale:
-        print(path)
-        if "--write" in argv:
-            path.write_text(generated(Path(__file__).resolve().parents[2])[path], encoding="utf-8")
-    return 0 if not stale or "--write" in argv else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -32,11 +32,8 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     path = tmp_path_factory.mktemp("elementary") / "elementary.so"
     warn = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"]
     source = ROOT / "tests" / "engine" / "elementary_sweep.c"
-    subprocess.run(
-        ["cc", "-std=c11", "-ffp-contract=off", *warn, *request.param.split(), "-shared", "-fPIC"]
-        + [f"-I{ROOT / 'engine' / 'src'}", str(source), "-o", str(path), "-lm"],
-        check=True,
-    )
+    flags = ["-std=c11", "-ffp-contract=off", *warn, *request.param.split(), f"-I{ROOT / 'engine' / 'src'}"]
+    subprocess.run(["cc", *flags, "-shared", "-fPIC", str(source), "-o", str(path), "-lm"], check=True)
     return ctypes.CDLL(str(path))
 
 

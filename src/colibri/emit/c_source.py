@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from colibri import spec
-from colibri.lower import Program
+from colibri.program import Program
 
 _EMBED_LIMIT = 4 << 20  # bytes; above, a C array takes compilers minutes and gigabytes
 

@@ -14,7 +14,7 @@ import numpy as np
 from colibri import spec
 from colibri.errors import ExportError
 from colibri.graph import Shape
-from colibri.lower import Op, Operand, Program, Tensor
+from colibri.program import Op, Operand, Program, Tensor
 
 
 @dataclass(frozen=True)

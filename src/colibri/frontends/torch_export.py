@@ -170,18 +170,20 @@ def _decompositions() -> dict[Any, Any]:
 def _experts(block: Block) -> list[Graph]:
     """Each expert as the graph of one token, compared with the expert.
 
-    Experts are usually one program with different weights: the first is traced, and the others only where the comparison
-    fails with their weights in its program.
+    Experts are usually one program with different weights: an expert is traced only where an earlier one's program does
+    not give its outputs when run with its weights.
     """
     tokens = block.pre.call(torch.randn(RANDOM_ROWS, block.input_width, generator=torch.Generator().manual_seed(2)))
     graphs: list[Graph] = []
-    program: Any = None
+    programs: dict[str, Any] = {}
     for n, expert in enumerate(block.experts):
         name, expected = f"{block.path}.expert{n}".lstrip("."), expert(tokens).numpy()
+        state = expert.state_dict()
+        alike = str({key: value.shape for key, value in state.items()})
         try:
-            graph = None if program is None else _fitting(name, program, expert.state_dict(), tokens, expected)
+            graph = _fitting(name, programs[alike], state, tokens, expected) if alike in programs else None
             if graph is None:
-                program = _trace(expert, (tokens,), {})
+                programs[alike] = program = _trace(expert, (tokens,), {})
                 graph = _fitting(name, program, program.state_dict, tokens, expected)
         except ExportError as error:
             raise ExportError(f"{block.path or 'the module'}: expert {n}: {error}") from None
@@ -195,8 +197,6 @@ def _fitting(
     name: str, program: Any, state: Mapping[str, Tensor], tokens: Tensor, expected: np.ndarray[Any, Any]
 ) -> Graph | None:
     """The program with these weights as a graph, or None where it does not give `expected`."""
-    if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in program.state_dict.items()}:
-        return None
     graph = Graph(name)
     Converter(graph, OPS, (), {}).run(program, state)
     return graph if _error(expected, run(graph, [tokens.numpy()])[0]) <= TOLERANCE else None

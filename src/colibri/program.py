@@ -1,0 +1,182 @@
+"""The flat program of the engine before it is packed: operations on views of buffers, tensors, layers, experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from colibri.graph import Router, Shape
+
+
+@dataclass(eq=False)
+class Buffer:
+    """A piece of context memory."""
+
+    name: str
+    floats: int  # for the whole batch (in an expert: for a tile of tokens)
+    offset: int = -1  # bytes from the start of the context, set by the planner
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A weight tensor in the layout it is stored in."""
+
+    name: str  # of the constant (of the first expert that uses the program, where the scope is `expert`)
+    layout: str
+    rows: int
+    cols: int
+    scope: str
+    offset: int  # bytes from the start of its section: the shared weights, or the expert
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value's storage is: a space, in `arena` a buffer of it, in `const` a tensor."""
+
+    space: str
+    sample_stride: int
+    buffer: Buffer | None = None
+    tensor: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class View:
+    """A strided look at a place: `offset` and `strides` in floats, `shape` per sample."""
+
+    place: Place
+    offset: int
+    shape: Shape
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand of an operation: its rows start at offset + sample · place.sample_stride + row · row_stride."""
+
+    place: Place = Place("none", 0)
+    offset: int = 0
+    row_stride: int = 0
+
+
+@dataclass
+class Op:
+    """One operation record before packing; see `spec.OP`."""
+
+    code: str
+    out: Operand
+    a: Operand
+    b: Operand = Operand()
+    work: Operand = Operand()
+    func: str = "identity"
+    rows: int = 1
+    w0: Tensor | None = None
+    w1: Tensor | None = None
+    layer: int = -1
+    dims: tuple[int, ...] = ()
+    sa: tuple[int, ...] = ()
+    sb: tuple[int, ...] = ()
+    so: tuple[int, ...] = ()
+    p0: float = 0.0
+    p1: float = 0.0
+    comment: str = ""
+
+    def buffers(self) -> list[Buffer]:
+        """The buffers it touches."""
+        return [o.place.buffer for o in (self.a, self.b, self.out, self.work) if o.place.buffer is not None]
+
+    def __str__(self) -> str:
+        name = self.code if self.func == "identity" else f"{self.code}.{self.func}"
+        used = [o for o in (self.a, self.b) if o.place.space != "none"]
+        weights = "".join(f", {w.name}" for w in (self.w0, self.w1) if w is not None)
+        size = "×".join(map(str, self.dims))
+        return (
+            f"{_place_text(self.out)} = {name}({', '.join(map(_place_text, used))}{weights}) {self.rows} rows of {size}"
+        )
+
+
+@dataclass(frozen=True)
+class Expert:
+    """One expert: its packed weights and which operations run it."""
+
+    layer: int
+    index: int
+    first_op: int  # in `Program.expert_ops`
+    ops: int
+    macs: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One MoE layer."""
+
+    router: Router
+    tokens: int
+    d_in: int
+    d_out: int
+    first_expert: int
+    tile: int
+
+
+@dataclass
+class Program:
+    """Everything the package file holds except the certificate."""
+
+    name: str
+    max_batch: int
+    inputs: list[tuple[str, Shape]]
+    outputs: list[tuple[str, Shape]]
+    ops: list[Op] = field(default_factory=list)
+    expert_ops: list[Op] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
+    experts: list[Expert] = field(default_factory=list)
+    shared: bytes = b""  # the weights outside the experts
+    macs: int = 0  # multiply-accumulates of one row along the costliest route
+    weight_bytes: int = 0  # weight bytes read by one row along the route that reads most
+    context_bytes: int = 0  # head included; set by the planner
+    lower_bound: int = 0  # the least any planner could reach; set by the planner
+
+    @property
+    def input_floats(self) -> int:
+        """Floats of one input row."""
+        return sum(prod(shape) for _, shape in self.inputs)
+
+    @property
+    def output_floats(self) -> int:
+        """Floats of one output row."""
+        return sum(prod(shape) for _, shape in self.outputs)
+
+    def __str__(self) -> str:
+        lines = [f"program {self.name}: batch up to {self.max_batch}, {self.macs} multiply-accumulates at most"]
+        lines += [f"  {n:3d} {op}" for n, op in enumerate(self.ops)]
+        for n, layer in enumerate(self.layers):
+            lines.append(f"layer {n}: {layer.router}, {layer.tokens} tokens, {layer.d_in} -> {layer.d_out}")
+        shown: set[int] = set()
+        for e in self.experts:
+            lines.append(f"expert {e.index} of layer {e.layer}: {len(e.data)} bytes, {e.macs} multiply-accumulates")
+            if e.first_op not in shown:
+                shown.add(e.first_op)
+                lines += [f"  {n:3d} {self.expert_ops[n]}" for n in range(e.first_op, e.first_op + e.ops)]
+        return "\n".join(lines)
+
+
+def _place_text(operand: Operand) -> str:
+    place, buffer = operand.place, operand.place.buffer
+    if place.tensor is not None:
+        return place.tensor.name
+    if buffer is None:
+        return f"{place.space}+{operand.offset}"
+    at = "" if buffer.offset < 0 else f"@{buffer.offset}"
+    return f"{buffer.name}{at}+{operand.offset}"
+
+
+def liveness(ops: Sequence[Op]) -> dict[Buffer, tuple[int, int]]:
+    """Positions of the first and last operation that touch each buffer."""
+    spans: dict[Buffer, tuple[int, int]] = {}
+    for n, op in enumerate(ops):
+        for buffer in op.buffers():
+            spans[buffer] = (spans.get(buffer, (n, n))[0], n)
+    return spans

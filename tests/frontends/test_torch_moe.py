@@ -1,0 +1,189 @@
+"""MoE blocks: what is recognised, what must not be, and what register_moe may claim."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from colibri.errors import ExportError  # noqa: E402
+from colibri.frontends.torch_export import from_torch, register_moe  # noqa: E402
+from colibri.reference.interpreter import run  # noqa: E402
+from tests.frontends import user_moes as moes  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+def host(block: Any, width: int = moes.DIM) -> Any:
+    return moes.Host(block, width)
+
+
+def rows(count: int = 3, seed: int = 0) -> Any:
+    return torch.randn(count, 6, 3, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+# block, output width, then k, score, normalize, gate, and what is around
+STYLES: list[tuple[type, int, tuple[int, str, str, str], dict[str, Any]]] = [
+    (moes.WhereLoop, 8, (2, "logit", "softmax", "gate"), {}),
+    (moes.BooleanMask, 8, (1, "softmax", "none", "router"), {}),
+    (moes.OneHotSigmoid, 8, (2, "sigmoid", "sum", "gate"), {}),
+    (moes.DenseSoft, 5, (3, "softmax", "none", "gate"), {}),
+    (moes.ScatterInf, 8, (2, "logit", "softmax", "w_gate"), {}),
+    (moes.ItemIndex, 5, (1, "logit", "one", "gate"), {}),
+    (moes.SharedResidual, 8, (2, "softmax", "none", "gate_weight"),
+     {"prenorm": "norm", "shared": "shared", "residual": True, "gate_input": "norm"}),
+    (moes.TwoLayerGate, 8, (1, "logit", "one", "gate"), {}),
+    (moes.Scaled, 8, (2, "softmax", "none", "gate"), {"scale": 2.5}),
+    (moes.NormedGate, 8, (2, "softmax", "none", "gate"), {"gate_input": "gate_norm", "prenorm": None}),
+    (moes.WithLoss, 8, (2, "softmax", "none", "gate"), {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("block", "width", "router", "around"), STYLES, ids=[s[0].__name__ for s in STYLES])
+def test_style_is_recognised_inside_a_host(block: Any, width: int, router: Any, around: dict[str, Any]) -> None:
+    model = host(block(), width).eval()
+    graph, report = from_torch(model, rows(), calibration=[rows(4, 1), rows(2, 2)])
+    (found,) = report.blocks
+    assert (found.k, found.score, found.normalize, found.gate) == router
+    assert found.path == "moe" and found.error <= 2e-5 and found.tokens >= 1000
+    plain = {"prenorm": None, "shared": None, "residual": False, "scale": 1.0, "gate_input": "x"}
+    assert {key: getattr(found, key) for key in plain} == plain | around
+    (node,) = graph.moe_nodes()
+    assert node.attrs["router"].k == router[0] and node.attrs["router"].scale == found.scale
+    fresh = rows(16, 7)
+    with torch.no_grad():
+        expected = model(fresh).numpy()
+    np.testing.assert_allclose(run(graph, [fresh.numpy()])[0], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def test_block_alone_is_recognised_as_the_whole_module() -> None:
+    graph, report = from_torch(moes.BooleanMask(), torch.randn(4, moes.DIM))
+    assert report.blocks[0].path == "" and [node.op for node in graph.nodes] == ["linear", "moe"]
+
+
+def test_dense_mixture_says_what_it_costs() -> None:
+    _, report = from_torch(host(moes.DenseSoft(), 5), rows())
+    (warning,) = report.warnings
+    each = 8 * 12 + 12 * 5
+    assert "moe (DenseSoft) runs all 3 experts" in warning and f"{3 * each:,}" in warning and f"{each:,}" in warning
+
+
+def test_dense_fallback_says_what_it_costs() -> None:
+    class Squared(moes.DenseSoft):
+        def forward(self, x: Any) -> Any:
+            weights = self.gate(x).softmax(-1).square()
+            return (weights.unsqueeze(-1) * torch.stack([e(x) for e in self.experts], -2)).sum(-2)
+
+    graph, report = from_torch(host(Squared(), 5), rows())
+    assert not report.blocks and not list(graph.moe_nodes())
+    assert any("moe (Squared) runs all 3 experts" in warning for warning in report.warnings)
+
+
+def test_experts_never_chosen_are_reported() -> None:
+    block = moes.BooleanMask()
+    with torch.no_grad():
+        block.router.bias[1] = -1e9
+    _, report = from_torch(host(block), rows())
+    assert report.blocks[0].never_chosen and report.blocks[0].untested == [1]
+    assert "not even by random tokens: experts 1" in str(report)
+
+
+def test_report_is_text_and_json() -> None:
+    _, report = from_torch(host(moes.SharedResidual()), rows())
+    text = str(report)
+    assert "moe (SharedResidual): 4 experts, top-2" in text and "plus shared expert shared, plus residual" in text
+    assert json.loads(json.dumps(report.to_dict()))["blocks"][0]["shared"] == "shared"
+
+
+# --- never taken wrongly ----------------------------------------------------------------------------------------------
+
+NEAR_MISSES = [
+    (moes.Temperature, "no router reproduces it; the nearest is top-2 of 4"),
+    (moes.Threshold, "no router reproduces it"),
+    (moes.ExpertScale, "no router reproduces it; the nearest is top-2 of 4"),
+    (moes.CosineGate, "no router reproduces it"),
+    (moes.SelectionBias, "it looks like top-2 of 4.*but also depends on bias"),
+    (moes.Capacity, "the output of a token depends on other tokens"),
+    (moes.EvalNoise, "its output is random in eval mode"),
+    (moes.BatchSoftmax, "the output of a token depends on other tokens"),
+    (moes.TopP, "no router reproduces it"),
+    (moes.GatedShared, "no router reproduces it"),
+    (moes.InputScaled, "no router reproduces it"),
+    (moes.Param3d, "moe: aten.topk is not supported here"),
+]
+
+
+@pytest.mark.parametrize(("block", "why"), NEAR_MISSES, ids=[b.__name__ for b, _ in NEAR_MISSES])
+def test_near_miss_is_refused_by_name(block: Any, why: str) -> None:
+    with pytest.raises(ExportError, match=why) as failure:
+        from_torch(host(block()), rows())
+    assert "moe" in str(failure.value) and "register_moe" in str(failure.value)
+
+
+def test_moe_inside_an_expert_is_refused() -> None:
+    with pytest.raises(ExportError, match="moe: expert 0 contains a Mixture of Experts itself"):
+        from_torch(host(moes.Nested()), rows())
+
+
+def test_second_result_of_a_block_is_refused_when_it_is_an_output() -> None:
+    with pytest.raises(ExportError, match="second result of a Mixture-of-Experts block"):
+        from_torch(moes.WithLoss(), torch.randn(4, moes.DIM))
+
+
+def test_ties_everywhere_are_not_identified() -> None:
+    block = moes.BooleanMask()
+    torch.nn.init.zeros_(block.router.weight)
+    torch.nn.init.zeros_(block.router.bias)
+    with pytest.raises(ExportError, match="BooleanMask"):
+        from_torch(host(block), rows())
+
+
+# --- register_moe -----------------------------------------------------------------------------------------------------
+
+
+def slices(block: Any) -> list[Any]:
+    return [moes.Slice3d(block, n) for n in range(4)]
+
+
+def test_registered_block_is_exported_after_verification() -> None:
+    model = host(moes.Param3d())
+    register_moe(model.moe, experts=slices, gate="gate", k=2)
+    graph, report = from_torch(model, rows())
+    (found,) = report.blocks
+    assert found.registered and found.error <= 2e-5 and len(list(graph.moe_nodes())) == 1
+
+
+@pytest.mark.parametrize(
+    ("claim", "why"),
+    [
+        ({"gate": "gate", "k": 1}, "not what register_moe says.*relative error is"),
+        ({"gate": "gate", "k": 2, "normalize": "sum"}, "relative error is"),
+        ({"gate": "gate", "k": 2, "residual": True}, "relative error is"),
+        ({"gate": "nothing", "k": 2}, "register_moe does not fit this block: AttributeError"),
+        ({"gate": "gate", "k": 5}, "k = 5 must be between 1 and the 4 experts"),
+    ],
+)
+def test_wrong_claim_is_refused_with_the_measured_error(claim: dict[str, Any], why: str) -> None:
+    model = host(moes.Param3d())
+    register_moe(model.moe, experts=slices, **claim)
+    with pytest.raises(ExportError, match=why) as failure:
+        from_torch(model, rows())
+    assert "moe (Param3d)" in str(failure.value)
+
+
+def test_claim_about_a_class_and_a_stochastic_block() -> None:
+    class Noisy(moes.EvalNoise):
+        pass
+
+    register_moe(Noisy, experts="experts", gate="gate", k=2)
+    with pytest.raises(ExportError, match="its output is random in eval mode"):
+        from_torch(host(Noisy()), rows())

@@ -1,0 +1,119 @@
+"""Writes what follows from `colibri.spec`: C headers and tables in the documents.
+
+python tools/generate.py          # names the files that are out of date
+python tools/generate.py --write  # and rewrites them
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from colibri import spec
+
+ROOT = Path(__file__).resolve().parents[1]
+
+_C_TYPES = {"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "f32": "float"}
+
+
+def c_format() -> str:
+    """The content of engine/src/format.h."""
+    lines = [
+        "/* The records and enumerations of model.bin. Generated from src/colibri/spec.py; see docs/format.md. */",
+        "#ifndef COLIBRI_FORMAT_H", "#define COLIBRI_FORMAT_H", "", "#include <stdint.h>", "",
+        "/* Records are read in place from the caller's bytes. */",
+        "#if defined(__GNUC__)", "#define CLB_ALIAS __attribute__((may_alias))",
+        "#else", "#define CLB_ALIAS", "#endif", "",
+        '#define CLB_MAGIC "COLIBRI"',
+        f"#define CLB_NONE 0x{spec.NONE:X}u",
+        *(f"#define CLB_{name} {value}u" for name, value in spec.LIMITS.items()),
+    ]  # fmt: skip
+    for enum, names in spec.ENUMS.items():
+        entries = [f"CLB_{enum.upper()}_{n.upper()}" for n in (*names, "count")]
+        lines += ["", f"enum clb_{enum} {{", *(f"    {e}," for e in entries[:-1]), f"    {entries[-1]}", "};"]
+    for r in spec.RECORDS.values():
+        lines += ["", f"/* {r.doc} */", "typedef struct {"]
+        for f in r.fields:
+            kind = _C_TYPES.get(f.type, f"clb_{f.type}")
+            lines.append(f"    {kind} {f.name}{f'[{f.count}]' if f.count > 1 else ''};")
+        lines += [f"}} CLB_ALIAS clb_{r.name};", f'_Static_assert(sizeof(clb_{r.name}) == {r.bytes}, "no padding");']
+    return "\n".join([*lines, "", "#endif", ""])
+
+
+def c_errors() -> str:
+    """The enumeration of colibri.h."""
+    return "\n".join(
+        f"    COLIBRI_{'OK' if name == 'OK' else f'ERR_{name}'} = {n},".ljust(34) + f"/* {text} */"
+        for n, (name, text) in enumerate(spec.ERRORS)
+    )
+
+
+def c_error_text() -> str:
+    """The content of engine/src/error_text.h."""
+    rows = ",\n".join(
+        f'    {{"COLIBRI_{"OK" if name == "OK" else f"ERR_{name}"}", "{text}"}}' for name, text in spec.ERRORS
+    )
+    return (
+        "/* Names and sentences of enum colibri_error, by value. Generated from src/colibri/spec.py. */\n"
+        f"static const char *const error_table[{len(spec.ERRORS)}][2] = {{\n{rows}\n}};\n"
+    )
+
+
+def doc_records() -> str:
+    """The record and enumeration tables of docs/format.md."""
+    parts = []
+    for r in spec.RECORDS.values():
+        parts += [f"### {r.name} ({r.bytes} bytes)", "", r.doc, "", "| offset | type | field | meaning |",
+                  "|---:|---|---|---|"]  # fmt: skip
+        offset = 0
+        for f in r.fields:
+            size = spec.field_dtype(f.type).itemsize * f.count
+            kind = f.type + (f"[{f.count}]" if f.count > 1 else "")
+            parts.append(f"| {offset} | {kind} | `{f.name}` | {f.doc} |")
+            offset += size
+        parts.append("")
+    parts += ["### Enumerations", "", "Values count from 0.", "", "| name | values |", "|---|---|"]
+    parts += [f"| {name} | {', '.join(values)} |" for name, values in spec.ENUMS.items()]
+    return "\n".join(parts)
+
+
+def doc_errors() -> str:
+    """The error table of docs/guide.md."""
+    rows = [f"| {n} | `COLIBRI_{'OK' if name == 'OK' else f'ERR_{name}'}` | {text} |"
+            for n, (name, text) in enumerate(spec.ERRORS)]  # fmt: skip
+    return "\n".join(["| value | name | meaning and what to do |", "|---:|---|---|", *rows])
+
+
+def generated(root: Path) -> dict[Path, str]:
+    """Every generated file under the repository `root`, with the content it should have."""
+    whole = {"engine/src/format.h": c_format(), "engine/src/error_text.h": c_error_text()}
+    parts = {
+        "engine/include/colibri.h": ("/*", "*/", "errors", c_errors()),
+        "docs/format.md": ("<!--", "-->", "records", doc_records()),
+        "docs/guide.md": ("<!--", "-->", "errors", doc_errors()),
+    }
+    files = {root / path: text for path, text in whole.items()}
+    for path, (left, right, name, text) in parts.items():
+        begin, end = f"{left} generated: {name} {right}", f"{left} end of {name} {right}"
+        old = (root / path).read_text(encoding="utf-8")
+        if begin not in old or end not in old:
+            raise ValueError(f"{path} lacks the lines {begin!r} and {end!r}")
+        pattern = re.compile(re.escape(begin) + r".*?" + r"([ \t]*)" + re.escape(end), re.S)
+        body = f"{begin}\n{text}\n"
+        files[root / path] = pattern.sub(lambda m, body=body, end=end: f"{body}{m[1]}{end}", old)  # type: ignore[misc]
+    return files
+
+
+def main() -> int:
+    """Name, or with `--write` rewrite, the generated files that are out of date."""
+    stale = {p: t for p, t in generated(ROOT).items() if not p.exists() or p.read_text(encoding="utf-8") != t}
+    for path, text in stale.items():
+        print(path.relative_to(ROOT))
+        if "--write" in sys.argv[1:]:
+            path.write_text(text, encoding="utf-8")
+    return 0 if not stale or "--write" in sys.argv[1:] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""Prints what the engine weighs: code lines, bytes per section, symbols, stack, and example models' context memory.
+
+    python tools/size.py [--json] [model.bin …]
+
+Needs nothing but the standard library, a gcc (`CC`), make and binutils; models are shown where `colibri` is installed.
+tests/engine/test_objects.py holds the engine to limits with the same functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ENGINE = Path(__file__).resolve().parents[1] / "engine"
+LINE_LIMIT = 3000
+STACK_FLAGS = "-fstack-usage -fcallgraph-info=su"
+
+# What a call through a pointer can reach, by the file that makes it: tables in that file, and functions by name. The
+# caller's own route hook comes on top of what is measured; compare_routes is the engine's own.
+INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "forward": (("kernels",), ()),
+    "routing": (("score_table",), ()),
+    "moe": ((), ("compare_routes",)),
+}
+
+_COMMENT_OR_TEXT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
+_FAMILIES = {".text": "text", ".rodata": "rodata", ".data.rel.ro": "rodata", ".data": "data", ".bss": "bss"}
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+def code_lines(text: str) -> int:
+    """Lines of C that hold something besides blanks and comments."""
+
+    def blanked(match: re.Match[str]) -> str:
+        # A literal may hold what looks like a comment; a comment keeps its line breaks, so that lines stay lines.
+        return match[0] if match[0][0] in "\"'" else " " + "\n" * match[0].count("\n")
+
+    return sum(1 for line in _COMMENT_OR_TEXT.sub(blanked, text).splitlines() if line.strip())
+
+
+def engine_lines(engine: Path = ENGINE) -> dict[str, int]:
+    """Code lines of every source and header that makes the engine, by path relative to it."""
+    files = [p for folder in ("include", "src") for p in (engine / folder).rglob("*") if p.suffix in (".c", ".h")]
+    return {str(p.relative_to(engine)): code_lines(p.read_text(encoding="utf-8")) for p in sorted(files)}
+
+
+# --- objects ----------------------------------------------------------------------------------------------------------
+
+
+def build(directory: Path, cc: str = "gcc", cflags: str = "", optimize: str | None = None) -> Path:
+    """Build the engine with its own Makefile into `directory`; raises CalledProcessError with the compiler's words."""
+    command = ["make", "-s", "-j2", "-C", str(ENGINE), f"BUILD={directory}", f"CC={cc}", f"CFLAGS={cflags}"]
+    if optimize is not None:
+        command.append(f"OPTIMIZE={optimize}")
+    # A make that started us hands down its flags and job server, which are not meant for this one.
+    env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    subprocess.run(command, check=True, capture_output=True, text=True, env=env)
+    return directory
+
+
+def run(*command: str | Path) -> str:
+    """The standard output of a tool."""
+    return subprocess.run([str(c) for c in command], check=True, capture_output=True, text=True).stdout
+
+
+def sections(obj: Path) -> dict[str, int]:
+    """Bytes of an object's text, rodata (relocated constants included), writable data and bss."""
+    sizes = dict.fromkeys(("text", "rodata", "data", "bss"), 0)
+    for name, size in re.findall(r"^(\.\S+)\s+(\d+)\s+\d+$", run("size", "-A", obj), re.M):
+        family = next((f for prefix, f in _FAMILIES.items() if name == prefix or name.startswith(prefix + ".")), None)
+        if family is not None:
+            sizes[family] += int(size)
+    return sizes
+
+
+def objects(directory: Path) -> list[Path]:
+    """The objects of a build, by name."""
+    return sorted(directory.glob("*.o"))
+
+
+def exported(library: Path) -> set[str]:
+    """The symbols a shared library defines for others."""
+    return {line.split()[-1] for line in run("nm", "-D", "--defined-only", library).splitlines() if line.strip()}
+
+
+def declared(engine: Path = ENGINE) -> set[str]:
+    """The functions the public headers declare for the shared library."""
+    text = "".join(p.read_text(encoding="utf-8") for p in sorted((engine / "include").glob("*.h")))
+    return set(re.findall(r"^COLIBRI_API\b[^;(]*?\b(colibri_\w+)\s*\(", text, re.M))
+
+
+# --- stack ------------------------------------------------------------------------------------------------------------
+
+
+class StackError(ValueError):
+    """The stack has no bound that can be computed: recursion, a dynamic frame, or an unknown pointer call."""
+
+
+@dataclass
+class CallGraph:
+    """Every function's own frame and callees, from gcc's -fcallgraph-info=su."""
+
+    frames: dict[str, int] = field(default_factory=dict)
+    dynamic: set[str] = field(default_factory=set)
+    calls: dict[str, set[str]] = field(default_factory=dict)
+    outside: set[str] = field(default_factory=set)  # called, but not the engine's: the C library's mem functions
+
+    def worst(self, function: str) -> tuple[int, list[str]]:
+        """Bytes of stack from the entry of `function` to the deepest point, and the way there.
+
+        Counts the engine's own frames; a callee in `outside` counts as nothing. Raises StackError on recursion.
+        """
+        return self._worst(function, (), {})
+
+    def _worst(self, name: str, path: tuple[str, ...], known: dict[str, tuple[int, list[str]]]) -> tuple[int, list[str]]:
+        if name in path:
+            raise StackError(f"recursion: {' -> '.join([*path, name])}")
+        if name not in known:
+            below = [self._worst(callee, (*path, name), known) for callee in sorted(self.calls.get(name, ()))]
+            deepest, way = max(below, key=lambda b: b[0], default=(0, []))
+            known[name] = self.frames.get(name, 0) + deepest, [name, *way]
+        return known[name]
+
+
+def table_entries(source: str, table: str) -> set[str]:
+    """The functions in the initialiser of a constant table of function pointers, written `[INDEX] = function`."""
+    match = re.search(rf"\*const {table}\[[^\]]*\] = \{{(.*?)\}};", source, re.S)
+    if match is None:
+        raise StackError(f"no function table {table}: name the table in tools/size.py INDIRECT as the source does")
+    return set(re.findall(r"\]\s*=\s*(\w+)", match[1]))
+
+
+def call_graph(directory: Path, engine: Path = ENGINE) -> CallGraph:
+    """The call graph of a build made with STACK_FLAGS by gcc; raises StackError where a pointer call is unknown."""
+    graph = CallGraph()
+    indirect: list[tuple[str, str]] = []
+    for info in sorted(directory.glob("*.ci")):
+        text = info.read_text(encoding="utf-8")
+        for title, size, kind in re.findall(r'^node: .*?title: "([^"]+)".*?\\n(\d+) bytes \(([\w,]+)\)"', text, re.M):
+            name = _plain(title)
+            graph.frames[name] = max(int(size), graph.frames.get(name, 0))
+            if kind != "static":
+                graph.dynamic.add(name)
+        for source, target in re.findall(r'^edge: .*?sourcename: "([^"]+)" targetname: "([^"]+)"', text, re.M):
+            if target == "__indirect_call":
+                indirect.append((info.stem, _plain(source)))
+            else:
+                graph.calls.setdefault(_plain(source), set()).add(_plain(target))
+    for file, caller in indirect:
+        if file not in INDIRECT:
+            raise StackError(f"{file}.c: {caller} calls through a pointer: name its targets in tools/size.py INDIRECT")
+        tables, functions = INDIRECT[file]
+        source = (engine / "src" / f"{file}.c").read_text(encoding="utf-8")
+        targets = set(functions).union(*(table_entries(source, table) for table in tables))
+        graph.calls.setdefault(caller, set()).update(targets)
+    known = set(graph.frames)
+    for targets in graph.calls.values():
+        graph.outside |= targets - known
+    if missing := {name for _, names in INDIRECT.values() for name in names} - known:
+        raise StackError(f"not in the build: {', '.join(sorted(missing))}")
+    return graph
+
+
+def _plain(title: str) -> str:
+    """A function's name without its file (static functions carry it)."""
+    return title.rsplit(":", 1)[-1]
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+def context_bytes(models: Iterable[str]) -> dict[str, int]:
+    """Context memory of model files, read from their headers; empty where the package is not installed."""
+    try:
+        from colibri.package import open_package
+    except ImportError:
+        return {}
+    return {path: int(open_package(path).header["context_bytes"]) for path in models}
+
+
+def measure(models: Sequence[str] = ()) -> dict[str, Any]:
+    """Everything the report shows."""
+    cc = os.environ.get("CC", "gcc")
+    with tempfile.TemporaryDirectory() as folder:
+        fast = build(Path(folder) / "default", cc)
+        small = build(Path(folder) / "small", cc, optimize="-Os")
+        stack = build(Path(folder) / "stack", "gcc", STACK_FLAGS)
+        graph = call_graph(stack)
+        public = exported(fast / "libcolibri.so")
+        lines = engine_lines()
+        return {
+            "code_lines": {**lines, "total": sum(lines.values()), "limit": LINE_LIMIT},
+            "sections": {
+                name: {o.stem: sections(o) for o in objects(directory)}
+                for name, directory in (("-Os", small), ("default", fast))
+            },
+            "exported_symbols": len(public),
+            "worst_stack": {name: graph.worst(name)[0] for name in sorted(public)},
+            "context_bytes": context_bytes(models),
+        }
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    cells = [[str(c) for c in row] for row in [(title, *columns), *rows]]
+    widths = [max(len(row[n]) for row in cells) for n in range(len(cells[0]))]
+    return "\n".join(
+        "  ".join(c.rjust(w) if n else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True))).rstrip()
+        for row in cells
+    )
+
+
+def report(figures: dict[str, Any]) -> str:
+    """The figures as aligned plain text."""
+    lines = dict(figures["code_lines"])
+    limit = lines.pop("limit")
+    parts = [_table("code lines", ["lines"], [*lines.items(), ("limit", limit)])]
+    for flags, by_object in figures["sections"].items():
+        names = ("text", "rodata", "data", "bss")
+        total = [sum(sizes[n] for sizes in by_object.values()) for n in names]
+        rows = [[name, *(sizes[n] for n in names)] for name, sizes in by_object.items()]
+        parts.append(_table(f"bytes, {flags}", names, [*rows, ["total", *total]]))
+    parts.append(_table("worst-case stack", ["bytes"], figures["worst_stack"].items()))
+    parts.append(_table("exported symbols", ["count"], [("libcolibri.so", figures["exported_symbols"])]))
+    if figures["context_bytes"]:
+        parts.append(_table("context memory", ["bytes"], figures["context_bytes"].items()))
+    return "\n\n".join(parts)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the report, as text or with `--json`."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+    parser.add_argument("models", nargs="*", help="model.bin files whose context memory to show")
+    args = parser.parse_args(argv)
+    try:
+        figures = measure(args.models)
+    except subprocess.CalledProcessError as error:
+        print(f"{' '.join(map(str, error.cmd))} failed:\n{error.stderr}", file=sys.stderr)
+        return 1
+    print(json.dumps(figures, indent=2) if args.json else report(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
