@@ -1,19 +1,22 @@
-"""Every graph, every shape: the engine gives the reference's bits, wherever a row stands and however memory is laid."""
+"""Every graph, every shape: the engine gives the reference's bits, wherever a row stands and whatever it holds."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from colibri import engine, exporter
 from colibri.errors import ExportError
-from colibri.graph import Graph
-from colibri.reference.interpreter import run
-from tests.graphs import graphs
+from colibri.graph import Graph, Router
+from colibri.reference.interpreter import Trace, run
+from tests.graphs import constant, expert, graphs, linear
 
-SLOW_SETUP = settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+RANDOM = settings(
+    deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 
@@ -25,18 +28,28 @@ def build(graph: Graph, max_batch: int) -> exporter.Export:
         raise
 
 
-def rows(graph: Graph, count: int, seed: int) -> list[np.ndarray]:
+def rows(graph: Graph, count: int, seed: int) -> list[np.ndarray[Any, Any]]:
     rng = np.random.default_rng(seed)
     return [rng.standard_normal((count, *graph.shapes[i]), np.float32) * 3 for i in graph.inputs]
 
 
-def outputs(model: engine.Model, inputs: list[np.ndarray]) -> list[np.ndarray]:
+def outputs(model: engine.Model, inputs: list[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
     got = model(*inputs)
     return list(got) if isinstance(got, tuple) else [got]
 
 
+def moe_graph(router: Router, d: int = 6, tokens: int = 1) -> Graph:
+    """Tokens straight into an MoE whose logits are the first `experts` features: routes are chosen by the input."""
+    graph = Graph("moe")
+    x = graph.add_input("x", (tokens, d))
+    logits = graph.add("slice", x, axis=1, start=0, stop=router.experts, step=1)
+    experts = [expert(e, d, 5, 4, 0) for e in range(router.experts)]
+    graph.outputs = [graph.add("moe", x, logits, router=router, experts=experts)]
+    return graph
+
+
 @given(graphs(), st.integers(1, 12), st.integers(1, 20))
-@SLOW_SETUP
+@RANDOM
 def test_engine_equals_reference_bit_for_bit(graph: Graph, max_batch: int, batch: int) -> None:
     export = build(graph, max_batch)
     inputs = rows(graph, batch, 1)
@@ -44,3 +57,146 @@ def test_engine_equals_reference_bit_for_bit(graph: Graph, max_batch: int, batch
     for want, have in zip(run(export.graph, inputs), outputs(model, inputs), strict=True):
         assert want.shape == have.shape
         assert want.tobytes() == have.tobytes()
+
+
+@given(graphs(), st.data())
+@RANDOM
+def test_special_values_give_the_reference_bits_and_one_nan(graph: Graph, data: st.DataObject) -> None:
+    export = build(graph, 4)
+    inputs = rows(graph, 4, 2)
+    specials = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-42, 3e38], np.float32)
+    for x in inputs:
+        for _ in range(3):
+            x.reshape(-1)[data.draw(st.integers(0, x.size - 1))] = data.draw(st.sampled_from(list(specials)))
+    for want, have in zip(run(export.graph, inputs), outputs(engine.load(export.image), inputs), strict=True):
+        assert want.tobytes() == have.tobytes()
+        assert set(have.view(np.uint32)[np.isnan(have)].tolist()) <= {0x7FC00000}
+
+
+@given(graphs(), st.integers(1, 7))
+@RANDOM
+def test_a_row_gives_the_same_bits_in_every_batch_and_position(graph: Graph, max_batch: int) -> None:
+    model = engine.load(build(graph, max_batch).image)
+    inputs = rows(graph, 9, 3)
+    alone = [
+        np.concatenate(y) for y in zip(*(outputs(model, [x[n : n + 1] for x in inputs]) for n in range(9)), strict=True)
+    ]
+    turned = [np.roll(y, -4, axis=0) for y in outputs(model, [np.roll(x, 4, axis=0) for x in inputs])]
+    for want, other, have in zip(alone, turned, outputs(model, inputs), strict=True):
+        assert want.tobytes() == have.tobytes() == np.ascontiguousarray(other).tobytes()
+
+
+@given(graphs(), st.integers(1, 9))
+@RANDOM
+def test_context_is_the_plan_and_the_plan_is_tight(graph: Graph, max_batch: int) -> None:
+    export = build(graph, max_batch)
+    assert engine.load(export.image).context_bytes == export.program.context_bytes
+    assert export.program.context_bytes <= 1.02 * export.program.lower_bound
+
+
+@given(graphs(), st.integers(1, 9))
+@RANDOM
+def test_the_engine_reports_the_reference_routes(graph: Graph, max_batch: int) -> None:
+    export = build(graph, max_batch)
+    inputs = rows(graph, 11, 4)
+    trace = Trace()
+    run(export.graph, inputs, trace)
+    model = engine.load(export.image)
+    for want, have in zip(trace.routes, model.routes(*inputs), strict=True):
+        assert np.array_equal(want, have)
+
+
+ROUTES = [
+    ("the largest wins", [0.1, 0.3, 0.2], 2, [1, 2]),
+    ("equal logits go to the lower index", [0.5, 0.5, 0.5], 2, [0, 1]),
+    ("a late tie does not displace", [0.1, 0.5, 0.5], 1, [1]),
+    ("zero and minus zero are equal", [-0.0, 0.0, -1.0], 2, [0, 1]),
+    ("NaN is the lowest", [np.nan, -5.0, -6.0], 2, [1, 2]),
+    ("NaN ties with minus infinity", [np.nan, -np.inf, 0.0], 3, [2, 0, 1]),
+    ("all NaN", [np.nan, np.nan, np.nan], 2, [0, 1]),
+    ("infinity first", [0.0, np.inf, np.inf], 3, [1, 2, 0]),
+]
+
+
+@pytest.mark.parametrize(("name", "logits", "k", "want"), ROUTES, ids=[r[0] for r in ROUTES])
+def test_routes(name: str, logits: list[float], k: int, want: list[int]) -> None:
+    export = exporter.build(moe_graph(Router(3, k)))
+    x = np.array([[[*logits, 0.5, 0.5, 0.5]]], np.float32)
+    trace = Trace()
+    run(export.graph, [x], trace)
+    assert trace.routes[0].tolist() == [[want]]
+    assert engine.load(export.image).routes(x)[0].tolist() == [[want]]
+
+
+def test_an_expert_that_was_not_chosen_never_touches_the_result() -> None:
+    graph = moe_graph(Router(3, 2, "softmax", "sum"))
+    quiet = exporter.build(graph)
+    loud = moe_graph(Router(3, 2, "softmax", "sum"))
+    for name, value in loud.nodes[-1].attrs["experts"][2].constants.items():
+        loud.nodes[-1].attrs["experts"][2].constants[name] = np.full_like(value, 3e38)
+    x = np.array([[[1.0, 0.5, -4.0, 1e30, -1e30, 1e30]]], np.float32)
+    wild = engine.load(exporter.build(loud).image)
+    assert wild.routes(x)[0].tolist() == [[[0, 1]]]
+    assert wild(x).tobytes() == engine.load(quiet.image)(x).tobytes()
+
+
+def test_several_inputs_and_outputs_map_arrays_to_arrays() -> None:
+    graph = Graph("ports")
+    rng = np.random.default_rng(0)
+    a, b = graph.add_input("a", (3, 4)), graph.add_input("b", (4,))
+    total = graph.add("binary", a, b, func="add")
+    graph.outputs = [total, linear(graph, rng, b, 2, True), a]
+    model = engine.load(exporter.build(graph, max_batch=2).image)
+    xa, xb = rng.standard_normal((5, 3, 4), np.float32), rng.standard_normal((5, 4), np.float32)
+    y = model(xa, xb)
+    assert isinstance(y, tuple) and [v.shape for v in y] == [(5, 3, 4), (5, 2), (5, 3, 4)]
+    assert np.array_equal(y[0], xa + xb[:, None]) and np.array_equal(y[2], xa)
+    assert [p.name for p in model.inputs] == ["a", "b"]
+
+
+def test_the_largest_k_and_a_single_expert_work() -> None:
+    for router in (Router(1, 1), Router(5, 5, "softmax", "none"), Router(5, 5, "logit", "softmax")):
+        export = exporter.build(moe_graph(router, tokens=3), max_batch=3)
+        x = rows(export.graph, 7, 5)
+        assert engine.load(export.image)(*x).tobytes() == run(export.graph, x)[0].tobytes()
+
+
+def test_experts_of_one_shape_share_one_program() -> None:
+    program = exporter.build(moe_graph(Router(4, 1))).program
+    assert len({e.first_op for e in program.experts}) == 1 and len(program.experts) == 4
+    assert len({e.data for e in program.experts}) == 4
+
+
+REFUSED = [
+    (lambda g: g.add("linear", "x", g.add("slice", "x", axis=0, start=0, stop=2, step=1)), "constant weights"),
+    (lambda g: g.add("unary", "x", func="sin"), "unknown function 'sin'"),
+    (lambda g: g.add("conv2d", "x"), "not known"),
+    (lambda g: g.add("binary", "x", "y", func="add"), "not defined"),
+    (lambda g: g.add("binary", "x", constant(g, np.random.default_rng(0), "c", 5), func="add"), "do not broadcast"),
+    (lambda g: g.add("moe", "x", "x", router=Router(3, 1), experts=[]), "0 experts"),
+    (lambda g: Router(3, 4), "k = 4"),
+    (lambda g: Router(3, 1, "logit", "sum"), "score 'logit'"),
+    (lambda g: Router(3, 1, scale=float("inf")), "not finite"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED, ids=[m for _, m in REFUSED])
+def test_what_cannot_be_expressed_is_refused_by_name(make: Any, message: str) -> None:
+    graph = Graph("refused")
+    graph.add_input("x", (3, 3))
+    with pytest.raises(ExportError, match=message):
+        graph.outputs = [make(graph)]
+        exporter.build(graph)
+
+
+def test_a_constant_that_is_not_finite_is_refused() -> None:
+    graph = Graph("nan")
+    graph.outputs = [
+        graph.add("binary", graph.add_input("x", (2,)), graph.add_constant("c", [1.0, np.nan]), func="add")
+    ]
+    with pytest.raises(ExportError, match="constant 'c'"):
+        exporter.build(graph)
+
+
+def test_an_export_is_the_same_bytes_every_time() -> None:
+    assert exporter.build(moe_graph(Router(3, 2))).image == exporter.build(moe_graph(Router(3, 2))).image

@@ -33,7 +33,8 @@ INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 _COMMENT_OR_TEXT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
-_FAMILIES = {".text": "text", ".rodata": "rodata", ".data.rel.ro": "rodata", ".data": "data", ".bss": "bss"}
+_FAMILIES = {".text": "text", ".rodata": "rodata", ".data.rel.ro": "rodata", ".data": "data", ".tdata": "data",
+             ".bss": "bss", ".tbss": "bss"}  # fmt: skip
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def main() -> None:
         ("experts used", "  ".join(f"{n}: {share:.0%}" for n, share in enumerate(usage))),
         ("context", f"{figures['context_bytes']:,} bytes RAM"),
         ("weights", f"{figures['weight_bytes']:,} bytes, {figures['worst_route_weight_bytes']:,} read a forecast"),
-        ("engine code", f"{compiled.text_bytes:,} bytes (every operation, this machine, -O3)"),
+        ("engine code", f"{compiled.text_bytes:,} bytes (every operation, this machine, -O2)"),
         ("time a forecast", f"{measured['microseconds']:.2f} µs (median)"),
     ]
     table = Table("", "mean absolute percentage error, sizes, time", title="Electricity demand, half an hour ahead")

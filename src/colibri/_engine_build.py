@@ -8,7 +8,7 @@ from pathlib import Path
 from cffi import FFI
 
 ENGINE = Path(__file__).resolve().parents[2] / "engine"
-FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"]
+FLAGS = ["-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"]
 
 ffi = FFI()
 ffi.cdef("""

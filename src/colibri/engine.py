@@ -23,13 +23,14 @@ class Model:
 
     def __init__(self, package: Package, verify: bool = True) -> None:
         self.package = package
+        # An array, never a memoryview: cffi crashes when the garbage collector meets the latter in a cycle.
         self._model = ffi.from_buffer("uint8_t[]", package.data)
         error = lib.colibri_check(self._model, len(package.data), lib.COLIBRI_CHECK_STRUCTURE)
         if error:
             raise ModelError(f"{package.path}: {spec.error_text(error)}", error)
         if verify:
             package.check_weights()
-        self._contexts: list[Any] = []
+        self._contexts: list[tuple[Any, Any]] = []
         self._input_size = sum(prod(p.shape) for p in package.inputs)
         self._output_size = sum(prod(p.shape) for p in package.outputs)
 
@@ -75,25 +76,25 @@ class Model:
         choices: list[Any] = []
         self._run(rows, choices)
         pieces = []
-        for n, (flat, batch) in enumerate(choices):
+        for flat, batch in choices:
             at, layers = 0, []
             for tokens, k in shapes:
                 layers.append(flat[at : at + batch * tokens * k].reshape(batch, tokens, k))
                 at += batch * tokens * k
             pieces.append(layers)
-            del n
         return [np.concatenate(layer) for layer in zip(*pieces, strict=True)]
 
     def selftest(self) -> None:
         """Recompute the parity certificate with the engine; raises ModelError where a bit differs."""
         context = self._context()
         output = np.empty(self._output_size, np.float32)
-        error = lib.colibri_selftest(context, ffi.from_buffer("float[]", output))
+        error = lib.colibri_selftest(context[0], ffi.from_buffer("float[]", output))
         self._contexts.append(context)
         if error:
             raise ModelError(f"{self.package.path}: {spec.error_text(error)}", error)
 
-    def _context(self) -> Any:
+    def _context(self) -> tuple[Any, Any]:
+        """A context nobody else uses, and the memory that must live as long; given back by appending to the pool."""
         try:
             return self._contexts.pop()
         except IndexError:
@@ -104,7 +105,7 @@ class Model:
             if context == ffi.NULL:
                 error = lib.colibri_diagnose(pointer, size, self._model)
                 raise ModelError(f"{self.package.path}: {spec.error_text(error)}", error) from None
-            return ffi.gc(context, lambda c, keep=(pointer, memory): lib.colibri_free(c))
+            return context, pointer
 
     def _pack(self, inputs: tuple[Any, ...]) -> Array:
         ports = self.inputs
@@ -134,13 +135,13 @@ class Model:
                 count = min(step, batch - first)
                 at = x + first * self._input_size, y + first * self._output_size
                 if choices is None:
-                    lib.colibri_forward(context, *at, count)
+                    lib.colibri_forward(context[0], *at, count)
                 else:
                     flat = np.empty(count * self._choices_per_row(), np.int32)
-                    lib.forward_recording(context, *at, count, ffi.from_buffer("int32_t[]", flat))
+                    lib.forward_recording(context[0], *at, count, ffi.from_buffer("int32_t[]", flat))
                     choices.append((flat, count))
-                if context.status:
-                    raise ModelError(f"{self.package.path}: {spec.error_text(context.status)}", context.status)
+                if context[0].status:
+                    raise ModelError(f"{self.package.path}: {spec.error_text(context[0].status)}", context[0].status)
         finally:
             self._contexts.append(context)
         return out
@@ -177,5 +178,5 @@ def load(path: str | Path | bytes, verify: bool = True) -> Model:
         memory[:] = np.frombuffer(path, np.uint8)
         if len(path) < spec.HEADER.bytes:
             raise ModelError(f"{len(path)} bytes are fewer than a model's header", 5)
-        return Model(parse(memoryview(memory.data), "model"), verify)
+        return Model(parse(memory, "model"), verify)
     return Model(open_package(path), verify)

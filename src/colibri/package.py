@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from colibri.errors import ModelError
 from colibri.graph import Shape
 
 Records = np.ndarray[Any, Any]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Package:
     """A model file, its records as NumPy structured arrays that look into `data`."""
 
     path: str
-    data: memoryview
+    data: Bytes
     header: Any
     inputs: list[Port]
     outputs: list[Port]
@@ -108,16 +108,14 @@ def open_package(path: str | Path) -> Package:
     Raises ModelError where the file is missing, empty, not a model, truncated, or its metadata is corrupt.
     """
     path = find(path)
-    with path.open("rb") as file:
-        size = path.stat().st_size
-        if size < spec.HEADER.bytes:
-            raise _error("TRUNCATED", f"{path} has {size} bytes, fewer than a model's header")
-        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    return parse(data, str(path))
+    size = path.stat().st_size
+    if size < spec.HEADER.bytes:
+        raise _error("TRUNCATED", f"{path} has {size} bytes, fewer than a model's header")
+    return parse(np.asarray(np.memmap(path, np.uint8, "r")), str(path))
 
 
-def parse(data: memoryview, path: str) -> Package:
-    """Read the metadata of the model in `data`; raises ModelError like `open_package`."""
+def parse(data: Bytes, path: str) -> Package:
+    """Read the metadata of the model in `data` (bytes as uint8); raises ModelError like `open_package`."""
     h = np.frombuffer(data, spec.HEADER.dtype, 1)[0]
     if bytes(h["magic"]) != spec.MAGIC:
         raise _error("MAGIC", f"{path} is not a Colibri model")
@@ -143,7 +141,7 @@ def parse(data: memoryview, path: str) -> Package:
     ]
     at, size = int(h["info_offset"]), int(h["info_bytes"])
     try:
-        info = json.loads(bytes(data[at : at + size]))
+        info = json.loads(data[at : at + size].tobytes())
     except ValueError:
         raise _error("HEADER", f"{path}: the information text is not JSON") from None
     return Package(

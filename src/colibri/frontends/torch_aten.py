@@ -7,7 +7,7 @@ Value; `c` is the conversion in progress. What is not in the table is refused by
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,10 +18,13 @@ from colibri.frontends.torch_convert import Const, Converter, Value
 OPS: dict[str, Callable[..., Any]] = {}
 
 
-def converts(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def converts(*names: str) -> Callable[[F], F]:
     """Enter a converter under ATen names, with overload (`max.dim`) or for every overload (`add`)."""
 
-    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
+    def enter(function: F) -> F:
         OPS.update(dict.fromkeys(names, function))
         return function
 
@@ -61,8 +64,9 @@ def _addmm(c: Converter, input: Any, mat1: Value, mat2: Const, beta: float = 1, 
 # --- elementwise ------------------------------------------------------------------------------------------------------
 
 UNARY = (
-    "relu sigmoid tanh silu exp log log1p expm1 erf sqrt rsqrt reciprocal neg abs square hardswish hardsigmoid".split()
-)
+    "relu", "sigmoid", "tanh", "silu", "exp", "log", "log1p", "expm1", "erf", "sqrt", "rsqrt", "reciprocal", "neg",
+    "abs", "square", "hardswish", "hardsigmoid",
+)  # fmt: skip
 
 
 def _plain_unary(func: str) -> Callable[[Converter, Value], Value]:
@@ -166,12 +170,10 @@ def _pow(c: Converter, x: Value, exponent: float) -> Value:
 def _add(c: Converter, a: Any, b: Any, alpha: float = 1) -> Value:
     func = "add" if c.op == "add" else "sub"
     if alpha != 1:
-        scaled = b * alpha if isinstance(b, int | float) else None
-        if isinstance(b, Const):
-            scaled = Const(b.tensor * alpha, f"{b.name}.{alpha:g}")
-        elif isinstance(b, Value):
-            scaled = Value(c.add("binary", b, c.number(alpha), func="mul"), b.shape, b.merged)
-        b = scaled
+        if isinstance(b, Value):
+            b = Value(c.add("binary", b, c.number(alpha), func="mul"), b.shape, b.merged)
+        else:
+            b = Const(b.tensor * alpha, f"{b.name}.{alpha:g}") if isinstance(b, Const) else b * alpha
     return c.value(c.binary(func, a, b))
 
 
@@ -200,7 +202,9 @@ def _layer_norm(
 def _rms_norm(
     c: Converter, input: Value, normalized_shape: list[int], weight: Any = None, eps: float | None = None
 ) -> Value:
-    return _norm(c, "rmsnorm", input, normalized_shape, weight, None, torch.finfo(torch.float32).eps if eps is None else eps)
+    return _norm(
+        c, "rmsnorm", input, normalized_shape, weight, None, torch.finfo(torch.float32).eps if eps is None else eps
+    )
 
 
 def _norm(c: Converter, op: str, x: Value, over: list[int], weight: Any, bias: Any, eps: float) -> Value:

@@ -1,17 +1,17 @@
 """ATen programs to graphs, in terms of one sample; `torch_aten` has the operations one by one.
 
 torch.export gives a flat program whose tensors carry the batch in axis 0, as the symbol s or, where a view merged the
-batch with c rows a sample, as c·s. Row-major order keeps every sample contiguous in both forms, so such a tensor has the
-per-sample shape without that axis, or with c in its place. An operation that reads axis 0 any other way would mix
+batch with c rows a sample, as c·s. Row-major order keeps every sample contiguous in both forms, so such a tensor has
+the per-sample shape without that axis, or with c in its place. An operation that reads axis 0 any other way would mix
 samples, and is refused. What does not depend on an input is computed here and becomes a constant.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,10 +54,10 @@ class MoeBody:
 
 
 ROUTING = frozenset(
-    "topk gather scatter scatter_add sort argsort argmax argmin one_hot nonzero where index index_put index_add "
-    "index_select masked_fill masked_select eq ne lt le gt ge bitwise_and bitwise_or logical_and logical_not item "
-    "_local_scalar_dense any all cumsum".split()
-)
+    {"topk", "gather", "scatter", "scatter_add", "sort", "argsort", "argmax", "argmin", "one_hot", "nonzero", "where",
+     "index", "index_put", "index_add", "index_select", "masked_fill", "masked_select", "eq", "ne", "lt", "le", "gt",
+     "ge", "logical_and", "logical_not", "bitwise_and", "bitwise_or", "any", "all", "cumsum"}
+)  # fmt: skip
 WAY_OUT = (
     "if this is the routing of a Mixture of Experts, say what the block does with colibri.register_moe(...), or write "
     "the block densely: every expert on every token, and the weighted sum of their outputs"
@@ -79,6 +79,7 @@ class Converter:
         self.notes = notes
         self.env: dict[Any, Any] = {}
         self.batch: set[Any] = set()
+        self.varying: set[Any] = set()  # nodes that depend on an input, or on the batch size
         self.node: Any = None
         self.op = ""
 
@@ -89,15 +90,27 @@ class Converter:
         """
         self._placeholders(program, state)
         live = _live(program)
-        for node in program.graph.nodes:
-            if node.op != "call_function" or node not in live:
-                continue
-            self.node = node
-            try:
+        nodes = [node for node in program.graph.nodes if node.op == "call_function" and node in live]
+        for node in nodes:
+            if not isinstance(node.meta.get("val"), int) and any(n in self.varying for n in node.all_input_nodes):
+                self.varying.add(node)
+        # All at first, so that a layer is named by its own operation and not by how torch prepares its arguments.
+        for node in nodes:
+            with self._at(node):
+                self._refuse_unknown(node)
+        for node in nodes:
+            with self._at(node):
                 self.env[node] = self._convert(node)
-            except ExportError as error:
-                raise ExportError(explain(module_path(node), f"{op_name(node)} {error}", self.notes)) from None
         self.graph.outputs = [self._output(node) for node in _user_outputs(program)]
+
+    @contextlib.contextmanager
+    def _at(self, node: Any) -> Iterator[None]:
+        """Make `node` the current one, and put its place in front of what is refused."""
+        self.node, self.op = node, op_name(node).removeprefix("aten.")
+        try:
+            yield
+        except ExportError as error:
+            raise ExportError(explain(module_path(node), f"{op_name(node)} {error}", self.notes)) from None
 
     def _placeholders(self, program: Any, state: Mapping[str, Tensor]) -> None:
         nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
@@ -113,52 +126,61 @@ class Converter:
             symbol = size.node.expr if isinstance(size, torch.SymInt) else None
             if symbol is None or not symbol.is_Symbol or not _unbounded(program, symbol):
                 message = (
-                    f"input {node.name!r}: the program only works for some batch sizes (it has become {size}); Python code "
-                    "that loops over x.shape[0] or branches on it must be written as tensor operations over all rows, "
+                    f"input {node.name!r}: the program only works for some batch sizes (it has become {size}); Python "
+                    "code that loops over x.shape[0] or branches on it must be written as tensor operations over all rows, "
                     "and a saved program needs a dynamic first axis (torch.export.Dim.AUTO)"
                 )
                 raise ExportError("; ".join([message, *self.notes.values()]))
             self.batch.add(symbol)
             shape, merged = self.sample(node.meta["val"])
             self.env[node] = Value(self.graph.add_input(node.name, shape), shape, merged)
+            self.varying.add(node)
+
+    def _refuse_unknown(self, node: Any) -> None:
+        seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        # Whole layers (gru, attention) carry the tag for the dropout they may have.
+        if seeded and (node not in self.varying or any(word in self.op for word in ("rand", "dropout", "bernoulli"))):
+            raise ExportError("is random, also in eval mode; the exported model must give one answer")
+        if node in self.varying and not _symbolic(node) and self._converter() is None and self.op != "getitem":
+            raise ExportError(f"is not supported {f'here; {WAY_OUT}' if self.op in ROUTING else 'in this version'}")
+        if node not in self.varying and "empty" in self.op:
+            raise ExportError("gives values nobody has set")
+
+    def _converter(self) -> Callable[..., Any] | None:
+        overload = f"{self.op}.{getattr(self.node.target, '_overloadname', '')}"
+        return self.ops.get(overload) or self.ops.get(self.op)
 
     def _convert(self, node: Any) -> Any:
-        value = node.meta.get("val")
+        if _symbolic(node):
+            return node.meta["val"]
+        if node not in self.varying:
+            return self._fold(node)
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: self.env[n])
         if node.target is operator.getitem:
-            parts, n = self.env[node.args[0]], node.args[1]
+            parts, n = args
             if n >= len(parts):
                 raise ExportError(f"of {op_name(node.args[0])}: result {n} is not supported, only the values are")
             return parts[n]
-        if isinstance(value, int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
-            return value
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: self.env.get(n))
-        if self._foldable(node):
-            plain = torch.fx.node.map_arg(
-                (node.args, node.kwargs), lambda n: v.tensor if isinstance(v := self.env[n], Const) else v
-            )
-            with torch.no_grad():
-                result = node.target(*plain[0], **plain[1])
-            wrap = lambda t: Const(t, node.name) if isinstance(t, Tensor) else t  # noqa: E731
-            return [wrap(t) for t in result] if isinstance(result, list | tuple) else wrap(result)
-        self.op = name = op_name(node).removeprefix("aten.")
-        convert = self.ops.get(f"{name}.{getattr(node.target, '_overloadname', '')}") or self.ops.get(name)
-        if convert is None:
-            routing = name in ROUTING
-            raise ExportError(f"is not supported {f'here; {WAY_OUT}' if routing else 'in this version'}")
+        convert = self._converter()
+        assert convert is not None
         try:
             inspect.signature(convert).bind(self, *args, **kwargs)
         except TypeError:
             raise ExportError(f"is not supported with these arguments: {node.args[1:]} {dict(node.kwargs)}") from None
         return convert(self, *args, **kwargs)
 
-    def _foldable(self, node: Any) -> bool:
-        values = [self.env.get(n) for n in node.all_input_nodes]
-        tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags:
-            raise ExportError("is random, also in eval mode; the exported model must give one answer")
-        return all(isinstance(v, Const | int | float) for v in values) and not op_name(node).startswith(
-            ("aten.empty", "colibri.")
-        )
+    def _fold(self, node: Any) -> Any:
+        """What does not depend on an input, computed by torch."""
+
+        def plain(n: Any) -> Any:
+            return value.tensor if isinstance(value := self.env[n], Const) else value
+
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), plain)
+        with torch.no_grad():
+            result = node.target(*args, **kwargs)
+        if isinstance(result, list | tuple):
+            return [Const(part, f"{node.name}.{n}") for n, part in enumerate(result)]
+        return Const(result, node.name) if isinstance(result, Tensor) else result
 
     def _output(self, node: Any) -> str:
         value = self.env.get(node)
@@ -265,6 +287,12 @@ def op_name(node: Any) -> str:
     """`aten.topk` for the overload `aten.topk.default`."""
     packet = getattr(node.target, "overloadpacket", None)
     return str(packet) if packet is not None else str(getattr(node.target, "__name__", node.target))
+
+
+def _symbolic(node: Any) -> bool:
+    """Whether the node is a size or another number, not a tensor; operations read sizes from their result instead."""
+    known = int | float | torch.SymInt | torch.SymFloat | torch.SymBool
+    return isinstance(node.meta.get("val"), known)
 
 
 def module_path(node: Any) -> str:

@@ -1,7 +1,8 @@
 """PyTorch modules to graphs: find the MoE blocks, trace the rest with torch.export, convert, and compare.
 
 `from_torch` takes a module, `from_pt2` a program saved by torch.export. Both return the graph and a report, or raise
-ExportError that names the module path and operation; a graph that does not compute what the module does is never returned.
+ExportError that names the module path and operation; a graph that does not compute what the module does is never
+returned.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +25,8 @@ from torch.utils import _pytree as pytree
 from colibri.errors import ExportError
 from colibri.frontends.torch_aten import OPS
 from colibri.frontends.torch_convert import Converter, MoeBody, explain
-from colibri.frontends.torch_moe import Block, dense_cost, find_blocks, leaves, register_moe, registered
+from colibri.frontends.torch_identify import dense_cost, find_blocks
+from colibri.frontends.torch_moe import Block, leaves, register_moe, registered
 from colibri.frontends.torch_report import Report
 from colibri.graph import Graph
 from colibri.reference.interpreter import run
@@ -33,10 +36,11 @@ RANDOM_ROWS = 32
 
 # Decomposed, these would be many small operations, or would lose the name a refusal should give.
 KEEP = frozenset(
-    "linear matmul einsum layer_norm rms_norm group_norm scaled_dot_product_attention gru lstm rnn_tanh rnn_relu silu gelu "
-    "elu selu celu mish hardtanh hardswish hardsigmoid relu6 softplus leaky_relu conv1d conv2d conv3d conv_transpose1d "
-    "conv_transpose2d max_pool1d max_pool2d avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d embedding".split()
-)
+    {"linear", "matmul", "einsum", "layer_norm", "rms_norm", "group_norm", "scaled_dot_product_attention", "gru", "lstm",
+     "rnn_tanh", "rnn_relu", "silu", "gelu", "elu", "selu", "celu", "mish", "hardtanh", "hardswish", "hardsigmoid",
+     "relu6", "softplus", "leaky_relu", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
+     "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "embedding"}
+)  # fmt: skip
 
 
 def from_torch(
@@ -44,9 +48,18 @@ def from_torch(
 ) -> tuple[Graph, Report]:
     """The graph of `module` in eval mode, and what was found; the module is left as it was.
 
-    `example_inputs`: float tensor or array (batch, …), or a tuple of them. `calibration`: more such inputs, or an iterable
-    of them: real data on which MoE blocks are identified and the graph is compared. Raises ExportError only.
+    `example_inputs`: float tensor or array (batch, …), or a tuple of them. `calibration`: more such inputs, or an
+    iterable of them: real data on which MoE blocks are identified and the graph is compared. Raises ExportError only.
     """
+    try:
+        return _from_torch(module, example_inputs, calibration, name)
+    except ExportError:
+        raise
+    except Exception as error:
+        raise ExportError(f"unexpected {type(error).__name__}: {_first_line(error)}; please report this") from error
+
+
+def _from_torch(module: nn.Module, example_inputs: Any, calibration: Any, name: str) -> tuple[Graph, Report]:
     example = _inputs(example_inputs, "example_inputs")
     if len({len(x) for x in example}) != 1:
         raise ExportError(f"the inputs have different batch sizes: {[tuple(x.shape) for x in example]}")
@@ -61,7 +74,7 @@ def from_torch(
         again = _outputs(work, example)
         blocks, rejected = find_blocks(work, runs, claims)
         report.blocks = [block.finding for block in blocks if block.finding is not None]
-        report.warnings += [cost for block in (*blocks, *rejected) if (cost := dense_cost(block)) is not None]
+        report.warnings += filter(None, (*map(dense_cost, blocks), *map(dense_cost, rejected)))
         notes = {r.path: f"{r}; colibri.register_moe(...) can say what it does" for r in rejected}
         bodies = [MoeBody(b.path, b.router, _experts(b)) for b in blocks]
         with leaves(blocks):
@@ -88,6 +101,12 @@ def from_pt2(path: str | Path, calibration: Any = None, name: str = "model") -> 
         raise ExportError(f"{path}: the program takes keyword arguments; save it with positional tensors only")
     if not args:
         raise ExportError(f"{path}: the program holds no example inputs; save it as torch.export.export returned it")
+    for node in program.graph.nodes:
+        if node.name in program.graph_signature.user_inputs and isinstance(node.meta["val"].shape[0], int):
+            raise ExportError(
+                f"{path}: input {node.name!r} was saved with a fixed batch of {node.meta['val'].shape[0]}; save the "
+                "program with dynamic_shapes={0: torch.export.Dim.AUTO} for each input"
+            )
     return from_torch(module, tuple(args), calibration, name)
 
 
@@ -156,15 +175,17 @@ def _convert(
 
 
 def _trace(module: nn.Module, example: Sequence[Tensor], notes: Mapping[str, str]) -> Any:
-    free = tuple({0: torch.export.Dim.AUTO} for _ in example)
     with _located(module, "cannot be traced by torch.export", notes):
+        named = inspect.signature(module.forward).bind(*example).arguments
+        free = pytree.tree_map(lambda _: {0: torch.export.Dim.AUTO}, dict(named))
         program = torch.export.export(module, tuple(example), dynamic_shapes=free, strict=False)
         return program.run_decompositions(_decompositions())
 
 
 @functools.cache
 def _decompositions() -> dict[Any, Any]:
-    return {op: f for op, f in torch.export.default_decompositions().items() if op._schema.name.partition("::")[2] not in KEEP}
+    table = torch.export.default_decompositions()
+    return {op: table[op] for op in table if op._schema.name.partition("::")[2] not in KEEP}
 
 
 def _experts(block: Block) -> list[Graph]:
@@ -188,7 +209,7 @@ def _experts(block: Block) -> list[Graph]:
         except ExportError as error:
             raise ExportError(f"{block.path or 'the module'}: expert {n}: {error}") from None
         if graph is None:
-            raise ExportError(f"{block.path or 'the module'}: expert {n} does not compute what its graph does; report this")
+            raise ExportError(f"{block.path or 'the module'}: expert {n} differs from its graph; please report this")
         graphs.append(graph)
     return graphs
 
@@ -282,8 +303,8 @@ def _verify(
             report.error = max(report.error, _error(y.numpy(), ours.reshape(y.shape)))
             if not report.error <= TOLERANCE:
                 raise ExportError(
-                    f"output {n} of the graph differs from the module's: largest difference relative to the largest output "
-                    f"{report.error:.1e}, above {TOLERANCE}; please report this with the module"
+                    f"output {n} of the graph differs from the module's: the largest difference over the largest "
+                    f"output is {report.error:.1e}, above {TOLERANCE}; please report this with the module"
                 )
         report.rows += len(row[0])
 

@@ -8,10 +8,10 @@ from typing import Any
 
 @dataclass
 class BlockFinding:
-    """One block taken for a Mixture of Experts, and how closely the blueprint reproduces it.
+    """One block taken for a Mixture of Experts, and how closely the graph reproduces it.
 
-    `error` is the largest |difference| / max |output| over `tokens` compared tokens; `ambiguous` tokens, whose choice of
-    experts hangs on a margin below 1e-6, were left out; `never_chosen` experts were not chosen by the example or
+    `error` is the largest |difference| / max |mixture| over `tokens` compared tokens; `ambiguous` tokens, whose choice
+    of experts hangs on a margin below 1e-6, were left out; `never_chosen` experts were not chosen by the example or
     calibration rows, `untested` experts not even by random tokens.
     """
 
@@ -42,8 +42,8 @@ class BlockFinding:
             "plus residual" if self.residual else "",
         ]
         lines = [
-            f"{self.path} ({self.kind}): {self.experts} experts, top-{self.k}, score {self.score}, normalize "
-            f"{self.normalize}, gate {self.gate}({self.gate_input})" + "".join(f", {e}" for e in extras if e),
+            f"{self.path or 'the module'} ({self.kind}): {self.experts} experts, top-{self.k}, score {self.score}, "
+            f"normalize {self.normalize}, gate {self.gate}({self.gate_input})" + "".join(f", {e}" for e in extras if e),
             f"  {'registered' if self.registered else 'recognised'}; relative error {self.error:.1e} over "
             f"{self.tokens} tokens" + (f", {self.ambiguous} ambiguous left out" if self.ambiguous else ""),
         ]
