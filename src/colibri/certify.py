@@ -13,12 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from colibri.emit.model_bin import Golden
 from colibri.graph import Array, Graph
 from colibri.reference.interpreter import Trace, run
 
 GOLDEN_ROWS = 8
 _MEASURED_ROWS = 1024  # calibration rows run to measure how often each expert is chosen
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One golden row: an input row, the experts chosen in the order they are, and the digest of the output row."""
+
+    input: np.ndarray[Any, np.dtype[np.float32]]
+    choices: np.ndarray[Any, np.dtype[np.uint16]]
+    output_crc: int
 
 
 @dataclass(frozen=True)

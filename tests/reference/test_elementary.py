@@ -19,7 +19,7 @@ from colibri.reference.elementary import MAX_ABSOLUTE_BELOW_ZERO, MAX_ERROR
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = list(MAX_ERROR)
 # Small enough for the temporaries to stay in the cache.
-CHUNK = 1 << 15
+CHUNK = 1 << 14
 INF = float("inf")
 NAN = float("nan")
 

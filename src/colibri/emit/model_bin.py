@@ -5,25 +5,16 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from colibri import spec
+from colibri.certify import Golden
 from colibri.errors import ExportError
 from colibri.graph import Shape
 from colibri.program import Op, Operand, Program, Tensor
-
-
-@dataclass(frozen=True)
-class Golden:
-    """One golden row: an input row, the experts chosen in the order they are, and the digest of the output row."""
-
-    input: np.ndarray[Any, np.dtype[np.float32]]
-    choices: np.ndarray[Any, np.dtype[np.uint16]]
-    output_crc: int
 
 
 def write(

@@ -127,8 +127,8 @@ class Converter:
             if symbol is None or not symbol.is_Symbol or not _unbounded(program, symbol):
                 message = (
                     f"input {node.name!r}: the program only works for some batch sizes (it has become {size}); Python "
-                    "code that loops over x.shape[0] or branches on it must be written as tensor operations over all rows, "
-                    "and a saved program needs a dynamic first axis (torch.export.Dim.AUTO)"
+                    "code that loops over x.shape[0] or branches on it must be written as tensor operations over all "
+                    "rows, and a saved program needs a dynamic first axis (torch.export.Dim.AUTO)"
                 )
                 raise ExportError("; ".join([message, *self.notes.values()]))
             self.batch.add(symbol)
@@ -338,4 +338,4 @@ def _live(program: Any) -> set[Any]:
     return live
 
 
-__all__ = ["Const", "Converter", "MoeBody", "Value", "explain", "module_path", "op_name"]
+__all__ = ["WAY_OUT", "Const", "Converter", "MoeBody", "Value", "explain", "module_path", "op_name"]

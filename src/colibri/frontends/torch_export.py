@@ -11,6 +11,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import io
 import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from colibri.errors import ExportError
 from colibri.frontends.torch_aten import OPS
-from colibri.frontends.torch_convert import Converter, MoeBody, explain
+from colibri.frontends.torch_convert import WAY_OUT, Converter, MoeBody, explain
 from colibri.frontends.torch_identify import dense_cost, find_blocks
 from colibri.frontends.torch_moe import Block, leaves, register_moe, registered
 from colibri.frontends.torch_report import Report
@@ -36,10 +37,10 @@ RANDOM_ROWS = 32
 
 # Decomposed, these would be many small operations, or would lose the name a refusal should give.
 KEEP = frozenset(
-    {"linear", "matmul", "einsum", "layer_norm", "rms_norm", "group_norm", "scaled_dot_product_attention", "gru", "lstm",
-     "rnn_tanh", "rnn_relu", "silu", "gelu", "elu", "selu", "celu", "mish", "hardtanh", "hardswish", "hardsigmoid",
-     "relu6", "softplus", "leaky_relu", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
-     "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "embedding"}
+    {"linear", "matmul", "einsum", "layer_norm", "rms_norm", "group_norm", "scaled_dot_product_attention", "gru",
+     "lstm", "rnn_tanh", "rnn_relu", "silu", "gelu", "elu", "selu", "celu", "mish", "hardtanh", "hardswish",
+     "hardsigmoid", "relu6", "softplus", "leaky_relu", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
+     "conv_transpose2d", "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "embedding"}
 )  # fmt: skip
 
 
@@ -75,7 +76,7 @@ def _from_torch(module: nn.Module, example_inputs: Any, calibration: Any, name: 
         blocks, rejected = find_blocks(work, runs, claims)
         report.blocks = [block.finding for block in blocks if block.finding is not None]
         report.warnings += filter(None, (*map(dense_cost, blocks), *map(dense_cost, rejected)))
-        notes = {r.path: f"{r}; colibri.register_moe(...) can say what it does" for r in rejected}
+        notes = {r.path: f"{r}; if it is one all the same, say how with colibri.register_moe(...)" for r in rejected}
         bodies = [MoeBody(b.path, b.router, _experts(b)) for b in blocks]
         with leaves(blocks):
             graph = _convert(work, example, name, bodies, notes)
@@ -175,7 +176,8 @@ def _convert(
 
 
 def _trace(module: nn.Module, example: Sequence[Tensor], notes: Mapping[str, str]) -> Any:
-    with _located(module, "cannot be traced by torch.export", notes):
+    # torch prints the half-made program to stderr when it gives up.
+    with _located(module, "cannot be traced by torch.export", notes), contextlib.redirect_stderr(io.StringIO()):
         named = inspect.signature(module.forward).bind(*example).arguments
         free = pytree.tree_map(lambda _: {0: torch.export.Dim.AUTO}, dict(named))
         program = torch.export.export(module, tuple(example), dynamic_shapes=free, strict=False)
@@ -243,6 +245,8 @@ def _located(module: nn.Module, what: str, notes: Mapping[str, str]) -> Iterator
         at = trail[-1] if trail else ""
         kind = type(module.get_submodule(at)).__name__
         message = f"({kind}) {what}: {type(error).__name__}: {_first_line(error)}"
+        if "data-dependent" in message:
+            message += f"; Python must not decide on tensor values (.item(), `if mask.any()`): {WAY_OUT}"
         raise ExportError(explain(at, message, notes)) from None
     finally:
         for hook in hooks:

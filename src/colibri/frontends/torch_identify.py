@@ -12,6 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,9 +34,9 @@ from colibri.frontends.torch_report import BlockFinding
 from colibri.graph import Router
 
 TOLERANCE = 2e-5  # largest |difference| / max |mixture| of a block that counts as recognised
-SCALES = (0.25, 1.0, 4.0, 16.0)  # random tokens, in units of the real ones
+SCALES = (0.25, 1.0, 4.0, 16.0)  # of random tokens, in units of the real ones; besides, there is one set of variance 1
 TOKENS = 256  # random tokens at each scale
-SEARCH = 48  # tokens on which all routers are tried first
+SEARCH, COLUMNS = 48, 64  # tokens, and outputs of each, on which all routers are tried first
 REAL = 2048  # at most this many real tokens are compared
 
 
@@ -80,7 +81,7 @@ def _identify(path: str, m: nn.Module, calls: Calls) -> Block | Rejected | None:
     """The simplest claim that agrees to rounding, or why there is none; None for what is not built like an MoE."""
     if not calls.usable or not calls.leaves or calls.x.dtype != torch.float32:
         return None
-    tokens = _sets(calls)[1]
+    tokens = _sets(calls)[0]
     drafts = [Block(path, m, group, IDENTITY, Router(len(group), 1)) for group in expert_groups(m)]
     drafts = [d for d in drafts if _plausible(d, tokens)]
     if not drafts:
@@ -175,7 +176,7 @@ def _check(path: str, m: nn.Module, claim: Registration, calls: Calls) -> Block 
         pre = IDENTITY if claim.prenorm is None else part(claim.prenorm, "prenorm")
         shared = None if claim.shared is None else part(claim.shared, "shared")
         block = Block(path, m, experts, part(claim.gate, "gate"), router, pre, pre, shared, pre, claim.residual)
-        tokens = _sets(calls)[1]
+        tokens = _sets(calls)[0]
         reason = dependence(calls, tokens)
         block.width = calls(tokens[:1]).shape[-1]
         block.finding = measure(block, calls)
@@ -192,7 +193,7 @@ def _check(path: str, m: nn.Module, claim: Registration, calls: Calls) -> Block 
 
 
 def _refuse_nested(block: Block, calls: Calls) -> None:
-    tokens = block.pre.call(_sets(calls)[1])
+    tokens = block.pre.call(_sets(calls)[0])
     for n, expert in enumerate(block.experts):
         inner, _ = find_blocks(expert, [(tokens,)], registered(expert))
         if inner:
@@ -254,49 +255,67 @@ def _routers(experts: int) -> list[Router]:
 
 
 def _sets(calls: Calls) -> list[Tensor]:
-    """Token sets to compare on: random at several scales around the size of the real ones, and the real ones."""
+    """Token sets to compare on: random ones, first of variance 1, then around the size of the real ones; the real ones."""
     real = torch.cat(calls.tokens)[:REAL]
     unit = float(real.square().mean().sqrt()) or 1.0
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(TOKENS, real.shape[1], generator=generator) * unit * scale for scale in SCALES] + [real]
+    sizes = (1.0, *(unit * scale for scale in SCALES))
+    return [torch.randn(TOKENS, real.shape[1], generator=generator) * size for size in sizes] + [real]
 
 
-def _proposals(block: Block, tokens: Tensor, y: Tensor) -> Iterator[tuple[float, Block]]:
-    """Blocks with `block`'s experts, and the error of the best router of each on a few tokens."""
-    parts = [Part(n, m) for n, m in block.module.named_children() if m not in block.experts]
+def _proposals(draft: Block, tokens: Tensor, y: Tensor) -> Iterator[tuple[float, Block]]:
+    """Claims with `draft`'s experts, and their error on a few tokens: every way to put the block's parts together."""
+    parts = [Part(n, m) for n, m in draft.module.named_children() if m not in draft.experts]
     pres = [IDENTITY, *(p for p in parts if attempt(p.call, tokens) is not None)]
-    routers = _routers(len(block.experts))
+    routers = _routers(len(draft.experts))
     for pre in pres:
-        z = pre.call(tokens)
-        outs = [attempt(e, z) for e in block.experts]
-        if any(o is None or o.shape != y.shape for o in outs):
+        each = [attempt(expert, pre.call(tokens)) for expert in draft.experts]
+        outs = [o[:, :COLUMNS] for o in each if o is not None and o.shape == y.shape]
+        if len(outs) < len(each):
             continue
-        stacked = torch.stack([o for o in outs if o is not None], 1)
-        sums: list[tuple[Part | None, Part, bool, Tensor]] = [(None, IDENTITY, False, y)]
-        for shared, shared_pre in itertools.product(parts, {p.name: p for p in (pre, IDENTITY)}.values()):
+        rests = list(_rests(parts, pre, tokens, y))
+        for gate, gate_pre in itertools.product(_gates(draft.module, draft.experts), pres):
+            logits = attempt(gate.call, gate_pre.call(tokens))
+            if logits is None or logits.shape[1] != len(each):
+                continue
+            routed = [route(logits, router) for router in routers]
+            weights, clear = torch.stack([w for w, _ in routed]), torch.stack([c for _, c in routed])
+            mixes = torch.einsum("rte,teo->rto", weights, torch.stack(outs, 1))
+            for around, rest in rests:
+                for error, router in _closest(routers, mixes, clear, rest[:, :COLUMNS], _slack(y)):
+                    block = replace(draft, gate=gate, gate_pre=gate_pre, pre=pre, router=router, **around)
+                    yield error, replace(block, input_width=tokens.shape[1], width=y.shape[1])
+
+
+def _rests(parts: Sequence[Part], pre: Part, tokens: Tensor, y: Tensor) -> Iterator[tuple[dict[str, Any], Tensor]]:
+    """What the mixture must be if the block adds nothing, or a shared expert, or its input, or both."""
+    inputs = {p.name: p for p in (pre, IDENTITY)}.values()
+    for residual in (False, True) if y.shape == tokens.shape else (False,):
+        rest = y - tokens if residual else y
+        yield {"residual": residual}, rest
+        for shared, shared_pre in itertools.product(parts, inputs):
             o = None if shared is pre else attempt(shared.call, shared_pre.call(tokens))
             if o is not None and o.shape == y.shape:
-                sums.append((shared, shared_pre, False, y - o))
-        if y.shape == tokens.shape:
-            sums += [(s, p, True, rest - tokens) for s, p, _, rest in sums]
-        for gate, gate_pre in itertools.product(_gates(block.module, block.experts), pres):
-            logits = attempt(gate.call, gate_pre.call(tokens))
-            if logits is None or logits.shape[1] != len(block.experts):
-                continue
-            weights, clear = zip(*(route(logits, r) for r in routers), strict=True)
-            mixes = torch.einsum("rte,teo->rto", torch.stack(weights), stacked) * torch.stack(clear)[..., None]
-            for shared_, shared_pre, residual, rest in sums:
-                target = rest * torch.stack(clear)[..., None]
-                scale = (mixes * target).sum((1, 2)) / mixes.square().sum((1, 2)).clamp_min(1e-30)
-                scale = torch.where((scale - 1).abs() < 1e-5, 1.0, scale)
-                error = (mixes * scale[:, None, None] - target).abs().amax((1, 2)) / rest.abs().max().clamp_min(1e-30)
-                fits = [n for n, e in enumerate(error.tolist()) if e <= TOLERANCE and any(clear[n])]
-                for n in fits or [int(error.nan_to_num(math.inf).argmin())]:
-                    router = Router(**{**routers[n].__dict__, "scale": _round(float(scale[n]))})
-                    yield float(error[n]), Block(
-                        block.path, block.module, block.experts, gate, router, pre, gate_pre,
-                        shared_, shared_pre, residual, tokens.shape[1], y.shape[1],
-                    )  # fmt: skip
+                yield {"residual": residual, "shared": shared, "shared_pre": shared_pre}, rest - o
+
+
+def _closest(
+    routers: Sequence[Router], mixes: Tensor, clear: Tensor, rest: Tensor, slack: float
+) -> Iterator[tuple[float, Router]]:
+    """The routers whose mixtures (routers, tokens, out) are `rest` up to one factor, or else the nearest one."""
+    ours, theirs = mixes * clear[..., None], rest * clear[..., None]
+    scale = (ours * theirs).sum((1, 2)) / ours.square().sum((1, 2)).clamp_min(1e-30)
+    scale = torch.where((scale - 1).abs() < 1e-5, 1.0, scale)
+    miss = (ours * scale[:, None, None] - theirs).abs().amax((1, 2)) - slack
+    error = torch.where(clear.any(1), miss / rest.abs().max().clamp_min(1e-30), math.inf).nan_to_num(math.inf)
+    fits = [n for n, e in enumerate(error.tolist()) if e <= TOLERANCE]
+    for n in fits or [int(error.argmin())]:
+        yield float(error[n]), replace(routers[n], scale=_round(float(scale[n])))
+
+
+def _slack(y: Tensor) -> float:
+    """What rounding may cost where something is added to the mixture."""
+    return 4 * torch.finfo(torch.float32).eps * float(y.abs().max())
 
 
 def _round(scale: float) -> float:
@@ -307,10 +326,11 @@ def _round(scale: float) -> float:
 def measure(block: Block, calls: Calls) -> BlockFinding:
     """Compare a claim with the block on every set of tokens.
 
-    The finding's error is the largest |difference| / max |mixture|, beyond what rounding the shared expert's and the
-    residual's addition costs; infinite where the mixture is too small beside them, or ties too common, to tell.
+    The finding's error is the largest |difference| / max |mixture|, beyond what rounding costs where a shared expert or
+    the residual is added. Sets in which the mixture is lost beside them tell nothing; the error is infinite where too
+    few tokens are left.
     """
-    compared, ambiguous, errors = 0, 0, []
+    compared, ambiguous, errors = 0, 0, [0.0]
     by_data = by_any = torch.zeros(len(block.experts), dtype=torch.int64)
     *random, real = _sets(calls)
     for tokens in (*random, real):
@@ -321,13 +341,12 @@ def measure(block: Block, calls: Calls) -> BlockFinding:
         by_data = (weights != 0).sum(0)
         by_any = by_any + by_data
         ambiguous += int((~clear).sum())
-        compared += int(clear.sum())
-        if clear.any():
-            most, size = float(y.abs().max()), float(mix[clear].abs().max())
-            miss = float((ours - y)[clear].abs().max()) - 4 * torch.finfo(torch.float32).eps * most
-            errors.append(max(miss, 0.0 * miss) / size if size > 1e-3 * most else math.inf)
-    told = compared >= TOKENS and all(map(math.isfinite, errors))
-    worst = max(errors) if told else math.inf
+        added = block.shared is not None or block.residual
+        size = float(mix[clear].abs().max()) if clear.any() else 0.0
+        if size > (1e-3 * float(y.abs().max()) if added else 0.0):
+            compared += int(clear.sum())
+            errors.append((float((ours - y)[clear].abs().max()) - (_slack(y) if added else 0.0)) / size)
+    worst = max(errors) if compared >= TOKENS and all(map(math.isfinite, errors)) else math.inf
     r = block.router
     return BlockFinding(
         block.path, kind_of(block.module), r.experts, r.k, r.score, r.normalize, r.scale, block.gate.name,
@@ -393,8 +412,8 @@ def dense_cost(block: Block | Rejected) -> str | None:
     if not macs:
         return None
     return (
-        f"{path or 'the module'} ({kind}) runs all {experts} experts for every token: {macs:,} multiply-accumulates, where "
-        f"a top-1 router would need about {macs // experts:,}"
+        f"{path or 'the module'} ({kind}) runs all {experts} experts for every token: {macs:,} multiply-accumulates, "
+        f"where a top-1 router would need about {macs // experts:,}"
     )
 
 

@@ -1,0 +1,108 @@
+"""The reference interpreter against PyTorch: every operation close, every router's choices identical."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colibri.graph import Router
+from colibri.reference import ops
+from tests.graphs import ROUTERS, unary_attrs
+
+Array = np.ndarray[Any, Any]
+RANDOM = settings(deadline=None, max_examples=60)
+ROW = st.tuples(st.integers(1, 7), st.integers(1, 300), st.integers(0, 1 << 16))
+
+
+def close(have: Array, want: torch.Tensor) -> None:
+    """Within 1e-5 of the largest magnitude, PyTorch computing in double."""
+    expected = want.numpy()
+    assert have.dtype == np.float32 and have.shape == expected.shape
+    assert np.abs(have - expected).max() <= 1e-5 * max(1e-30, float(np.abs(expected).max()))
+
+
+def sample(rows: int, columns: int, seed: int) -> tuple[Array, torch.Tensor]:
+    x = (np.random.default_rng(seed).standard_normal((rows, columns)) * 3).astype(np.float32)
+    return x, torch.from_numpy(x.astype(np.float64))
+
+
+TORCH_UNARY: dict[str, Any] = {
+    "identity": lambda x: x, "relu": F.relu, "leaky_relu": lambda x: F.leaky_relu(x, 0.1),
+    "clamp": lambda x: x.clamp(-0.5, 0.75), "neg": torch.neg, "abs": torch.abs, "square": torch.square,
+    "sqrt": lambda x: x.abs().sqrt(), "rsqrt": lambda x: x.abs().rsqrt(), "reciprocal": torch.reciprocal,
+    "exp": torch.exp, "log": lambda x: x.abs().log(), "expm1": torch.expm1, "log1p": lambda x: x.abs().log1p(),
+    "tanh": torch.tanh, "erf": torch.erf, "sigmoid": torch.sigmoid, "silu": F.silu, "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "softplus": F.softplus, "elu": F.elu,
+    "hardswish": F.hardswish, "hardsigmoid": F.hardsigmoid,
+}  # fmt: skip
+POSITIVE = ("sqrt", "rsqrt", "log", "log1p")
+
+
+@pytest.mark.parametrize("func", ops.UNARY)
+def test_unary(func: str) -> None:
+    x, wide = sample(50, 200, 1)
+    close(ops.unary(np.abs(x) if func in POSITIVE else x, func, **unary_attrs(func)), TORCH_UNARY[func](wide))
+
+
+@pytest.mark.parametrize("func", ops.BINARY)
+def test_binary(func: str) -> None:
+    a, wide_a = sample(30, 40, 1)
+    b, wide_b = sample(30, 40, 2)
+    close(np.asarray(ops.BINARY[func](a, b)), getattr(torch, func)(wide_a, wide_b))
+
+
+@given(ROW, st.integers(1, 40), st.booleans())
+@RANDOM
+def test_linear(row: tuple[int, int, int], outputs: int, bias: bool) -> None:
+    x, wide = sample(*row)
+    weight, wide_weight = sample(outputs, row[1], row[2] + 1)
+    b, wide_b = sample(1, outputs, row[2] + 2)
+    close(ops.linear(x, weight, b[0] if bias else None), F.linear(wide, wide_weight, wide_b[0] if bias else None))
+
+
+@given(ROW)
+@RANDOM
+def test_softmax_norms_and_reductions(row: tuple[int, int, int]) -> None:
+    x, wide = sample(*row)
+    gamma, wide_gamma = sample(1, row[1], row[2] + 1)
+    beta, wide_beta = sample(1, row[1], row[2] + 2)
+    close(ops.softmax(x), wide.softmax(-1))
+    if row[1] > 1:
+        close(
+            ops.layernorm(x, gamma[0], beta[0], 1e-5), F.layer_norm(wide, wide.shape[-1:], wide_gamma[0], wide_beta[0])
+        )
+    close(ops.rmsnorm(x, gamma[0], None, 1e-6), F.rms_norm(wide, wide.shape[-1:], wide_gamma[0], 1e-6))
+    for axis in (0, 1):
+        close(ops.reduce(np.abs(x), "sum", axis), wide.abs().sum(axis))
+        close(ops.reduce(np.abs(x), "mean", axis), wide.abs().mean(axis))
+        close(ops.reduce(x, "max", axis), wide.amax(axis))
+
+
+def torch_route(logits: torch.Tensor, router: Router) -> tuple[torch.Tensor, torch.Tensor]:
+    scores = {"softmax": logits.softmax(-1), "sigmoid": logits.sigmoid(), "logit": logits}[router.score]
+    chosen = logits.topk(router.k).indices
+    weights = scores.gather(1, chosen)
+    weights = {
+        "none": weights,
+        "sum": weights / weights.sum(-1, keepdim=True),
+        "softmax": weights.softmax(-1),
+        "one": torch.ones_like(weights),
+    }[router.normalize]
+    return chosen, weights * router.scale
+
+
+@given(st.sampled_from(ROUTERS), st.integers(1, 70), st.data())
+@RANDOM
+def test_routing(kind: tuple[str, str], experts: int, data: st.DataObject) -> None:
+    router = Router(experts, data.draw(st.integers(1, experts)), *kind, data.draw(st.sampled_from([1.0, 2.5])))
+    logits, wide = sample(9, experts, data.draw(st.integers(0, 1 << 16)))
+    chosen, weights = ops.route(logits, router)
+    want_chosen, want_weights = torch_route(wide, router)
+    assert np.array_equal(chosen, want_chosen.numpy())
+    close(weights, want_weights)
