@@ -50,8 +50,26 @@ def test_error_sentences_say_what_to_do() -> None:
 
 
 def test_stages_import_only_earlier_ones() -> None:
-    order = ["_engine", "errors", "graph", "spec", "package", "reference", "passes", "program", "lower", "plan", "certify", "emit",
-             "engine", "toolchain", "exporter", "frontends", "api", "cli"]  # fmt: skip
+    order = [
+        "_engine",
+        "errors",
+        "graph",
+        "spec",
+        "package",
+        "reference",
+        "passes",
+        "program",
+        "lower",
+        "plan",
+        "certify",
+        "emit",
+        "engine",
+        "toolchain",
+        "exporter",
+        "frontends",
+        "api",
+        "cli",
+    ]
     for path in (ROOT / "src/colibri").rglob("*.py"):
         stage = path.relative_to(ROOT / "src/colibri").parts[0].removesuffix(".py")
         if stage not in order:

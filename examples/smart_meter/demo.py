@@ -62,7 +62,9 @@ def plot(target: Path, test: data.Split, forecast: data.Demand, experts: np.ndar
     import matplotlib.pyplot as plt
 
     days = np.arange(len(forecast)) / data.DAY
-    figure, (top, bottom) = plt.subplots(2, 1, figsize=(13, 6.5), sharex=True, height_ratios=[3, 1], layout="constrained")
+    figure, (top, bottom) = plt.subplots(
+        2, 1, figsize=(13, 6.5), sharex=True, height_ratios=[3, 1], layout="constrained"
+    )
     top.plot(days, test.demand / 1000, color="0.75", linewidth=3, label="demand")
     for expert, colour in zip(range(experts.max() + 1), ("#1b6ca8", "#e07a1f", "#3a9d5d"), strict=False):
         mine = experts == expert
@@ -98,16 +100,16 @@ def main() -> None:
     figures = built.summary()
     usage = np.bincount(experts, minlength=measured["experts"]) / len(experts)
     rows = [
-        ("error, seasonal naive (last week)", f"{data.mape(data.seasonal_naive(demand, data.TEST), test.demand):.3f} %"),
+        ("error, same half hour last week", f"{data.mape(data.seasonal_naive(demand, data.TEST), test.demand):.3f} %"),
         ("error, PyTorch (as trained)", f"{trained['checkpoint']['test_mape']:.3f} %"),
         ("error, Colibri in C", f"{data.mape(megawatts, test.demand):.3f} %"),
         ("experts used", "  ".join(f"{n}: {share:.0%}" for n, share in enumerate(usage))),
         ("context", f"{figures['context_bytes']:,} bytes RAM"),
-        ("weights", f"{figures['weight_bytes']:,} bytes, {figures['worst_route_weight_bytes']:,} read a forecast"),
-        ("engine code", f"{compiled.text_bytes:,} bytes (every operation, this machine, -O2)"),
-        ("time a forecast", f"{measured['microseconds']:.2f} µs (median)"),
+        ("weights", f"{figures['weight_bytes']:,} bytes, {figures['worst_route_weight_bytes']:,} read by one forecast"),
+        ("engine code", f"{compiled.text_bytes:,} bytes on this machine, every operation"),
+        ("time for one forecast", f"{measured['microseconds']:.2f} µs (median)"),
     ]
-    table = Table("", "mean absolute percentage error, sizes, time", title="Electricity demand, half an hour ahead")
+    table = Table(title="Electricity demand, half an hour ahead (errors: MAPE)", show_header=False)
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -14,8 +14,7 @@ class MoE(nn.Module):
         self.outputs = outputs
         self.gate = nn.Linear(inputs, experts)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
-            for _ in range(experts)
+            nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)) for _ in range(experts)
         )
 
     def forward(self, x: Tensor) -> Tensor:
