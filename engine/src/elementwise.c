@@ -40,7 +40,7 @@ void clb_unary(uint32_t func, float p0, float p1, const float *in, float *out, s
     case CLB_UNARY_HARDSIGMOID: EACH(clb_hardsigmoid(x));
     default:
         if (in != out) {
-            memcpy(out, in, n * sizeof(float));
+            memmove(out, in, n * sizeof(float)); /* a hostile program may let them overlap */
         }
     }
 }

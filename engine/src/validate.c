@@ -146,8 +146,16 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
         }
         space = h->context_bytes;
         break;
-    case CLB_SPACE_INPUT: space = s->expert || written ? 0 : (uint64_t)h->max_batch * h->input_floats * sizeof(float); break;
-    case CLB_SPACE_OUTPUT: space = s->expert ? 0 : (uint64_t)h->max_batch * h->output_floats * sizeof(float); break;
+    case CLB_SPACE_INPUT:
+    case CLB_SPACE_OUTPUT:
+        /* A caller's array holds the rows of its own batch only: each sample stays inside its row. */
+        space = v->space == CLB_SPACE_INPUT ? h->input_floats : h->output_floats;
+        if (s->expert || v->sample_stride != space || (written && v->space == CLB_SPACE_INPUT)) {
+            return 0;
+        }
+        space *= sizeof(float);
+        span = rows;
+        break;
     case CLB_SPACE_CONST: space = constant && constant->layout == CLB_LAYOUT_FLAT && !written ? constant->bytes : 0; break;
     case CLB_SPACE_TOKEN_IN:
     case CLB_SPACE_TOKEN_OUT:
