@@ -70,6 +70,12 @@ def test_block_alone_is_recognised_as_the_whole_module() -> None:
     assert report.blocks[0].path == "" and [node.op for node in graph.nodes] == ["linear", "moe"]
 
 
+@pytest.mark.parametrize("size", [1e-3, 100, 1e4])
+def test_block_is_recognised_beside_a_residual_of_any_size(size: float) -> None:
+    _, report = from_torch(moes.SharedResidual(), size * torch.randn(8, moes.DIM))
+    assert report.blocks[0].residual and report.blocks[0].shared == "shared"
+
+
 def test_dense_mixture_says_what_it_costs() -> None:
     _, report = from_torch(host(moes.DenseSoft(), 5), rows())
     (warning,) = report.warnings
@@ -85,7 +91,7 @@ def test_dense_fallback_says_what_it_costs() -> None:
 
     graph, report = from_torch(host(Squared(), 5), rows())
     assert not report.blocks and not list(graph.moe_nodes())
-    assert any("moe (Squared) runs all 3 experts" in warning for warning in report.warnings)
+    assert any("moe (Squared) runs all 3 experts" in w and "no router reproduces it" in w for w in report.warnings)
 
 
 def test_experts_never_chosen_are_reported() -> None:
@@ -154,8 +160,9 @@ def slices(block: Any) -> list[Any]:
     return [moes.Slice3d(block, n) for n in range(4)]
 
 
-def test_registered_block_is_exported_after_verification() -> None:
-    model = host(moes.Param3d())
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_registered_block_is_exported_after_verification(kind: Any) -> None:
+    model = host(moes.Param3d()).to(kind)
     register_moe(model.moe, experts=slices, gate="gate", k=2)
     graph, report = from_torch(model, rows())
     (found,) = report.blocks

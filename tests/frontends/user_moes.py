@@ -258,7 +258,7 @@ class SelectionBias(Variant):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("bias", torch.tensor([1e-5, 0.0, 0.0, -1e-5]))
+        self.register_buffer("bias", torch.tensor([1e-6, 0.0, 0.0, -1e-6]))
 
     def weigh(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         scores = logits.softmax(-1)

@@ -123,8 +123,8 @@ class Converter:
                 self.env[node] = Const(held[spec.target].detach(), spec.target)
                 continue
             size = node.meta["val"].shape[0]
-            symbol = size.node.expr if isinstance(size, torch.SymInt) else None
-            if symbol is None or not symbol.is_Symbol or not _unbounded(program, symbol):
+            symbol = _free_size(program, size)
+            if symbol is None:
                 message = (
                     f"input {node.name!r}: the program only works for some batch sizes (it has become {size}); Python "
                     "code that loops over x.shape[0] or branches on it must be written as tensor operations over all "
@@ -311,9 +311,19 @@ def _text(sizes: Sequence[Any]) -> str:
     return f"({', '.join(map(str, sizes))})"
 
 
-def _unbounded(program: Any, symbol: Any) -> bool:
+def _free_size(program: Any, size: Any) -> Any:
+    """The symbol of a batch axis, or None where the program was only traced for some values of it."""
+    symbol = size.node.expr if isinstance(size, torch.SymInt) else None
+    if symbol is None or not symbol.is_Symbol:
+        return None
     limits = program.range_constraints.get(symbol)
-    return limits is None or (limits.lower <= 2 and limits.upper > 2**31)
+    if limits is not None and (limits.lower > 2 or limits.upper < 2**31):
+        return None
+    # What tracing took for granted, such as that x.shape[0] is not 5, must hold for every size.
+    guards = [guard.expr for guard in size.node.shape_env.guards]
+    sizes = {*range(2, 65), *(int(n) + d for g in guards for n in g.atoms() if n.is_Integer for d in (-1, 0, 1))}
+    holds = all(g.subs(dict.fromkeys(g.free_symbols, n)) != False for g in guards for n in sizes if n >= 2)  # noqa: E712
+    return symbol if holds else None
 
 
 def _user_outputs(program: Any) -> list[Any]:

@@ -40,7 +40,8 @@ KEEP = frozenset(
     {"linear", "matmul", "einsum", "layer_norm", "rms_norm", "group_norm", "scaled_dot_product_attention", "gru",
      "lstm", "rnn_tanh", "rnn_relu", "silu", "gelu", "elu", "selu", "celu", "mish", "hardtanh", "hardswish",
      "hardsigmoid", "relu6", "softplus", "leaky_relu", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
-     "conv_transpose2d", "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "embedding"}
+     "conv_transpose2d", "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d",
+     "adaptive_avg_pool2d", "embedding"}
 )  # fmt: skip
 
 

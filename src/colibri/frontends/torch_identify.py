@@ -37,7 +37,7 @@ TOLERANCE = 2e-5  # largest |difference| / max |mixture| of a block that counts 
 SCALES = (0.25, 1.0, 4.0, 16.0)  # of random tokens, in units of the real ones; besides, there is one set of variance 1
 TOKENS = 256  # random tokens at each scale
 SEARCH, COLUMNS = 48, 64  # tokens, and outputs of each, on which all routers are tried first
-REAL = 2048  # at most this many real tokens are compared
+REAL = 8192  # at most this many real tokens are compared
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def _routers(experts: int) -> list[Router]:
 
 
 def _sets(calls: Calls) -> list[Tensor]:
-    """Token sets to compare on: random ones, first of variance 1, then around the size of the real ones; the real ones."""
+    """Token sets to compare on: random ones of variance 1, then of sizes around the real ones'; last the real ones."""
     real = torch.cat(calls.tokens)[:REAL]
     unit = float(real.square().mean().sqrt()) or 1.0
     generator = torch.Generator().manual_seed(0)
@@ -404,16 +404,15 @@ def _dense(experts: Sequence[nn.Module], calls: Calls) -> bool:
 def dense_cost(block: Block | Rejected) -> str | None:
     """What a block that runs all its experts for every token costs, as a sentence; None for a sparse one."""
     if isinstance(block, Block):
-        r = block.router
-        path, kind, experts = block.path, kind_of(block.module), r.experts
-        macs = _macs(block.experts) if r.k == r.experts else 0
+        path, kind, experts, reason = block.path, kind_of(block.module), block.router.experts, "k is their number"
+        macs = _macs(block.experts) if block.router.k == experts else 0
     else:
-        path, kind, experts, macs = block.path, block.kind, block.experts, block.dense_macs
+        path, kind, experts, reason, macs = block.path, block.kind, block.experts, block.reason, block.dense_macs
     if not macs:
         return None
     return (
-        f"{path or 'the module'} ({kind}) runs all {experts} experts for every token: {macs:,} multiply-accumulates, "
-        f"where a top-1 router would need about {macs // experts:,}"
+        f"{path or 'the module'} ({kind}) runs all {experts} experts for every token, {macs:,} multiply-accumulates "
+        f"where a top-1 router would need about {macs // experts:,}: {reason}"
     )
 
 

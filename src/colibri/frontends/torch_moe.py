@@ -150,7 +150,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A candidate that is no MoE as far as the numbers tell, and why; `dense` when all its experts see every token."""
+    """A candidate that is no MoE as far as the numbers tell, and why; `dense_macs` where all its experts run."""
 
     path: str
     kind: str
