@@ -9,14 +9,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from colibri.errors import ColibriError, ExportError, ModelError
+from colibri.errors import ColibriError, ExportError, ExportWarning, ModelError
 from colibri.spec import VERSION as __version__
 
 if TYPE_CHECKING:
     from colibri.api import export, register_moe
     from colibri.engine import Model, load
 
-__all__ = ["ColibriError", "ExportError", "Model", "ModelError", "__version__", "export", "load", "register_moe"]
+__all__ = [
+    "ColibriError",
+    "ExportError",
+    "ExportWarning",
+    "Model",
+    "ModelError",
+    "__version__",
+    "export",
+    "load",
+    "register_moe",
+]
 
 _LAZY = {"export": "colibri.api", "register_moe": "colibri.api", "load": "colibri.engine", "Model": "colibri.engine"}
 

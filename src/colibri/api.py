@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 from colibri import exporter, spec
-from colibri.errors import ExportError
+from colibri.errors import ExportError, ExportWarning
 
 try:
     import torch  # noqa: F401
@@ -34,17 +35,20 @@ def export(
 
     example_inputs: a tensor or tuple of tensors, first axis the batch; gives the shapes, and `max_batch` (rows the
     context memory is planned for) where that is not given. calibration: a tensor, tuple or iterable of such with real
-    rows; MoE blocks are identified on them, golden rows are taken from them. Returns the recognition report.
+    rows; MoE blocks are identified on them, golden rows are taken from them. Returns the recognition report, whose
+    warnings are also issued as `ExportWarning`.
 
     Raises ExportError, before anything is written, for whatever cannot be exported faithfully.
     """
-    graph, report = from_torch(module, example_inputs, calibration, name or type(module).__name__)
+    imported = from_torch(module, example_inputs, calibration, name or type(module).__name__)
     built = exporter.build(
-        graph,
+        imported.graph,
         dtype=dtype,
-        max_batch=max_batch or report.example_rows,
-        calibration=report.rows,
+        max_batch=max_batch or imported.batch,
+        calibration=imported.rows,
         expert_align=expert_align,
     )
     exporter.write(built, path)
-    return report
+    for warning in imported.report.warnings:
+        warnings.warn(warning, ExportWarning, stacklevel=2)
+    return imported.report

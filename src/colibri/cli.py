@@ -74,8 +74,8 @@ def _report(values: dict[str, Any], as_json: bool) -> None:
     out.print(table)
 
 
-def _source(model: Path, architecture: Path | None) -> tuple[Graph, list[Array] | None, Any]:
-    """Graph, its example rows if it has any, and the recognition report if there is one, from a model's source."""
+def _source(model: Path, architecture: Path | None) -> tuple[Graph, list[Array] | None, int, Any]:
+    """From a model's source: graph, example rows and their batch, recognition report; None for what it lacks."""
     if not model.exists():
         raise ExportError(f"{model} does not exist: pass a .pt2 program or a .safetensors file")
     if model.is_dir():
@@ -85,7 +85,7 @@ def _source(model: Path, architecture: Path | None) -> tuple[Graph, list[Array] 
     if model.suffix == ".safetensors":
         from colibri.frontends.architecture import from_architecture
 
-        return from_architecture(model, architecture), None, None
+        return from_architecture(model, architecture), None, 1, None
     if model.suffix == ".pt2":
         try:
             from colibri.frontends.torch_export import from_pt2
@@ -93,8 +93,8 @@ def _source(model: Path, architecture: Path | None) -> tuple[Graph, list[Array] 
             if error.name != "torch":
                 raise
             raise ExportError("a .pt2 program needs PyTorch: pip install 'colibri-moe[torch]'") from None
-        graph, report = from_pt2(model)
-        return graph, report.rows, report
+        imported = from_pt2(model, name=model.stem)
+        return imported.graph, imported.rows, imported.batch, imported.report
     raise ExportError(f"{model}: unknown kind {model.suffix!r}: pass a .pt2 program or a .safetensors file")
 
 
@@ -133,11 +133,10 @@ def export(
     """Export a trained model: read, verify, optimise, plan, certify, write."""
     with _errors(as_json, debug), _progress(as_json) as advance:
         advance("read", None)
-        graph, rows, report = _source(model, architecture)
-        example_rows = len(rows[0]) if rows else 1
+        graph, rows, batch, report = _source(model, architecture)
         if calibration is not None:
             rows = [np.asarray(x, np.float32) for x in _arrays(calibration, graph.inputs)]
-        built = exporter.build(graph, dtype=dtype, max_batch=max_batch or example_rows, calibration=rows,
+        built = exporter.build(graph, dtype=dtype, max_batch=max_batch or batch, calibration=rows,
                                expert_align=expert_align, on_stage=advance)  # fmt: skip
         target = exporter.write(built, output)
     summary = {**built.summary(), "path": str(target)}
@@ -172,13 +171,13 @@ def inspect(
             if model.is_dir() or model.suffix == ".bin":
                 raise ColibriError(f"--stage shows how a source becomes a program; {model} is an export already: pass "
                                    "the .pt2 or .safetensors file it came from")  # fmt: skip
-            graph, rows, _ = _source(model, architecture)
+            graph, rows, batch, _ = _source(model, architecture)
             shown: dict[str, str] = {}
 
             def keep(name: str, value: Any) -> None:
                 shown[name] = str(value)
 
-            exporter.build(graph, max_batch=max_batch or 1, calibration=rows, on_stage=keep)
+            exporter.build(graph, max_batch=max_batch or batch, calibration=rows, on_stage=keep)
             print(json.dumps({"stage": stage.value, "text": shown[stage.value]}) if as_json else shown[stage.value])
             return
         package = open_package(model)

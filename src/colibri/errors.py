@@ -11,6 +11,10 @@ class ExportError(ColibriError):
     """The model cannot be exported faithfully; the message names the part and a way out."""
 
 
+class ExportWarning(UserWarning):
+    """The model was exported faithfully, but at a cost or with a conversion the user should know of."""
+
+
 class ModelError(ColibriError):
     """A model file, or a call of a loaded model, is not valid.
 

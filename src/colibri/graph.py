@@ -136,17 +136,6 @@ class Graph:
             raise ExportError(f"value {name!r} has an empty shape {shape}")
         self.shapes[name] = shape
 
-    def splice(self, other: Graph, bind: Mapping[str, str], prefix: str) -> list[str]:
-        """Copy `other`'s nodes into this graph, its inputs bound to values here; returns its outputs' names here."""
-        names = {i: bind[i] for i in other.inputs}
-        for name, value in other.constants.items():
-            names[name] = self.add_constant(name if name not in self.shapes else f"{prefix}.{name}", value)
-        for node in other.nodes:
-            names[node.output] = self.add(
-                node.op, *(names[i] for i in node.inputs), output=self.fresh(f"{prefix}.{node.op}"), **node.attrs
-            )
-        return [names[o] for o in other.outputs]
-
     def validate(self) -> None:
         """Re-derive every shape from the inputs and constants; raises ExportError at the first disagreement."""
         fresh = Graph(self.name)

@@ -48,7 +48,7 @@ class Package:
         for n, e in enumerate(self.experts):
             parts.append((f"expert {n}", int(e["offset"]), int(e["bytes"]), int(e["crc"])))
         for name, at, size, crc in parts:
-            if at + size > len(self.data) or zlib.crc32(self.data[at : at + size]) != crc:
+            if at + size > len(self.data) or _crc32(self.data[at : at + size]) != crc:
                 raise _error("CHECKSUM", f"{self.path}: {name} do not match their checksum")
 
     def summary(self) -> dict[str, Any]:
@@ -90,6 +90,10 @@ def _error(code: str, message: str) -> ModelError:
     return ModelError(f"{message} ({spec.error_text(number)})", number)
 
 
+def _crc32(data: Bytes) -> int:
+    return zlib.crc32(data.data)
+
+
 def find(path: str | Path) -> Path:
     """The model.bin that `path` means: the file itself, or the one in an export directory."""
     path = Path(path)
@@ -121,12 +125,12 @@ def parse(data: Bytes, path: str) -> Package:
         raise _error("MAGIC", f"{path} is not a Colibri model")
     if h["version"] != spec.FORMAT_VERSION:
         raise _error("VERSION", f"{path} has format version {h['version']}, not {spec.FORMAT_VERSION}")
-    if zlib.crc32(data[: spec.HEADER.bytes - 4]) != h["header_crc"]:
+    if _crc32(data[: spec.HEADER.bytes - 4]) != h["header_crc"]:
         raise _error("HEADER", f"{path}: the header does not match its checksum")
     if len(data) < h["total_bytes"]:
         raise _error("TRUNCATED", f"{path} has {len(data)} bytes, but its header says {h['total_bytes']}")
     meta = int(h["meta_bytes"])
-    if not spec.HEADER.bytes <= meta <= len(data) or zlib.crc32(data[spec.HEADER.bytes : meta]) != h["meta_crc"]:
+    if not spec.HEADER.bytes <= meta <= len(data) or _crc32(data[spec.HEADER.bytes : meta]) != h["meta_crc"]:
         raise _error("CHECKSUM", f"{path}: the metadata does not match its checksum")
 
     def records(name: str, record: spec.Record, count: int) -> Records:

@@ -126,7 +126,7 @@ def expected(model: Any, *inputs: Any) -> list[Any]:
 @pytest.mark.parametrize(("body", "layers"), GROUPS, ids=[g[0].__name__ for g in GROUPS])
 def test_operations_compute_what_torch_computes(body: Any, layers: dict[str, Any]) -> None:
     model = Program(body, **layers)
-    graph, report = from_torch(model, torch.randn(3, 5, 6))
+    graph, report, *_ = from_torch(model, torch.randn(3, 5, 6))
     x = torch.randn(7, 5, 6)
     results, wanted = run(graph, [x.numpy()]), expected(model, x)
     assert len(results) == len(wanted) and report.error <= 1e-5
@@ -140,7 +140,7 @@ def test_several_inputs_and_outputs_keep_their_order() -> None:
         return {"sum": a + b.mean(1), "rest": [m.layer(b), (b[:, 0], None)]}
 
     model = Program(body, layer=nn.Linear(6, 2))
-    graph, _ = from_torch(
+    graph, *_ = from_torch(
         model, (torch.randn(2, 6), np.zeros((2, 5, 6), np.float32)), (torch.randn(4, 6), torch.randn(4, 5, 6))
     )
     a, b = torch.randn(3, 6), torch.randn(3, 5, 6)
@@ -150,7 +150,7 @@ def test_several_inputs_and_outputs_keep_their_order() -> None:
 
 
 def test_constants_carry_their_parameter_names() -> None:
-    graph, _ = from_torch(nn.Sequential(nn.Linear(6, 3), nn.ReLU()), torch.randn(1, 6))
+    graph, *_ = from_torch(nn.Sequential(nn.Linear(6, 3), nn.ReLU()), torch.randn(1, 6))
     assert set(graph.constants) == {"0.weight", "0.bias"}
     assert [(n.op, n.attrs.get("func")) for n in graph.nodes] == [("linear", None), ("unary", "relu")]
 
@@ -162,7 +162,7 @@ def test_dead_code_need_not_be_supported() -> None:
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16])
 def test_other_float_types_are_converted_with_a_warning(kind: Any) -> None:
     model = nn.Sequential(nn.Linear(6, 3)).to(kind)
-    _, report = from_torch(model, torch.randn(2, 6))
+    _, report, *_ = from_torch(model, torch.randn(2, 6))
     assert report.warnings == [f"the module holds {str(kind)[6:]}; converted to float32"]
     assert model[0].weight.dtype == kind
 
@@ -296,7 +296,7 @@ def saved(path: Path, model: Any, x: Any, dynamic: bool = True) -> Path:
 @pytest.mark.parametrize(("block", "k"), [(moes.WhereLoop, 2), (moes.ScatterInf, 2)])
 def test_moe_in_a_saved_program_is_recognised(tmp_path: Path, block: Any, k: int) -> None:
     model = moes.Host(block())
-    graph, report = from_pt2(saved(tmp_path / "model.pt2", model, torch.randn(3, 6, 3)))
+    graph, report, *_ = from_pt2(saved(tmp_path / "model.pt2", model, torch.randn(3, 6, 3)))
     (found,) = report.blocks
     assert (found.path, found.kind, found.k) == ("moe", block.__name__, k)
     x = torch.randn(5, 6, 3)
@@ -325,7 +325,7 @@ def test_registered_block_can_hold_experts_of_different_kinds() -> None:
     block = moes.BooleanMask()
     block.experts = nn.ModuleList(Slope(s) for s in (0.1, 0.2, 0.3))
     register_moe(block, experts="experts", gate=lambda b: b.router, k=1)
-    graph, report = from_torch(block, torch.randn(4, 8))
+    graph, report, *_ = from_torch(block, torch.randn(4, 8))
     (node,) = graph.moe_nodes()
     assert report.blocks[0].registered
     assert [e.nodes[1].attrs["alpha"] for e in node.attrs["experts"]] == [0.1, 0.2, 0.3]

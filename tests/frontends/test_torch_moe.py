@@ -51,7 +51,7 @@ STYLES: list[tuple[type, int, tuple[int, str, str, str], dict[str, Any]]] = [
 @pytest.mark.parametrize(("block", "width", "router", "around"), STYLES, ids=[s[0].__name__ for s in STYLES])
 def test_style_is_recognised_inside_a_host(block: Any, width: int, router: Any, around: dict[str, Any]) -> None:
     model = host(block(), width).eval()
-    graph, report = from_torch(model, rows(), calibration=[rows(4, 1), rows(2, 2)])
+    graph, report, *_ = from_torch(model, rows(), calibration=[rows(4, 1), rows(2, 2)])
     (found,) = report.blocks
     assert (found.k, found.score, found.normalize, found.gate) == router
     assert found.path == "moe" and found.error <= 2e-5 and found.tokens >= 1000
@@ -66,18 +66,18 @@ def test_style_is_recognised_inside_a_host(block: Any, width: int, router: Any, 
 
 
 def test_block_alone_is_recognised_as_the_whole_module() -> None:
-    graph, report = from_torch(moes.BooleanMask(), torch.randn(4, moes.DIM))
+    graph, report, *_ = from_torch(moes.BooleanMask(), torch.randn(4, moes.DIM))
     assert report.blocks[0].path == "" and [node.op for node in graph.nodes] == ["linear", "moe"]
 
 
 @pytest.mark.parametrize("size", [1e-3, 100, 1e4])
 def test_block_is_recognised_beside_a_residual_of_any_size(size: float) -> None:
-    _, report = from_torch(moes.SharedResidual(), size * torch.randn(8, moes.DIM))
+    _, report, *_ = from_torch(moes.SharedResidual(), size * torch.randn(8, moes.DIM))
     assert report.blocks[0].residual and report.blocks[0].shared == "shared"
 
 
 def test_dense_mixture_says_what_it_costs() -> None:
-    _, report = from_torch(host(moes.DenseSoft(), 5), rows())
+    _, report, *_ = from_torch(host(moes.DenseSoft(), 5), rows())
     (warning,) = report.warnings
     each = 8 * 12 + 12 * 5
     assert "moe (DenseSoft) runs all 3 experts" in warning and f"{3 * each:,}" in warning and f"{each:,}" in warning
@@ -89,7 +89,7 @@ def test_dense_fallback_says_what_it_costs() -> None:
             weights = self.gate(x).softmax(-1).square()
             return (weights.unsqueeze(-1) * torch.stack([e(x) for e in self.experts], -2)).sum(-2)
 
-    graph, report = from_torch(host(Squared(), 5), rows())
+    graph, report, *_ = from_torch(host(Squared(), 5), rows())
     assert not report.blocks and not list(graph.moe_nodes())
     assert any("moe (Squared) runs all 3 experts" in w and "no router reproduces it" in w for w in report.warnings)
 
@@ -98,13 +98,13 @@ def test_experts_never_chosen_are_reported() -> None:
     block = moes.BooleanMask()
     with torch.no_grad():
         block.router.bias[1] = -1e9
-    _, report = from_torch(host(block), rows())
+    _, report, *_ = from_torch(host(block), rows())
     assert report.blocks[0].never_chosen and report.blocks[0].untested == [1]
     assert "not even by random tokens: experts 1" in str(report)
 
 
 def test_report_is_text_and_json() -> None:
-    _, report = from_torch(host(moes.SharedResidual()), rows())
+    _, report, *_ = from_torch(host(moes.SharedResidual()), rows())
     text = str(report)
     assert "moe (SharedResidual): 4 experts, top-2" in text and "plus shared expert shared, plus residual" in text
     assert json.loads(json.dumps(report.to_dict()))["blocks"][0]["shared"] == "shared"
@@ -164,7 +164,7 @@ def slices(block: Any) -> list[Any]:
 def test_registered_block_is_exported_after_verification(kind: Any) -> None:
     model = host(moes.Param3d()).to(kind)
     register_moe(model.moe, experts=slices, gate="gate", k=2)
-    graph, report = from_torch(model, rows())
+    graph, report, *_ = from_torch(model, rows())
     (found,) = report.blocks
     assert found.registered and found.error <= 2e-5 and len(list(graph.moe_nodes())) == 1
 

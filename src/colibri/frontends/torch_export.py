@@ -1,6 +1,6 @@
 """PyTorch modules to graphs: find the MoE blocks, trace the rest with torch.export, convert, and compare.
 
-`from_torch` takes a module, `from_pt2` a program saved by torch.export. Both return the graph and a report, or raise
+`from_torch` takes a module, `from_pt2` a program saved by torch.export. Both return an `Imported`, or raise
 ExportError that names the module path and operation; a graph that does not compute what the module does is never
 returned.
 """
@@ -28,11 +28,12 @@ from colibri.frontends.torch_aten import OPS
 from colibri.frontends.torch_convert import WAY_OUT, Converter, MoeBody, explain
 from colibri.frontends.torch_identify import dense_cost, find_blocks
 from colibri.frontends.torch_moe import Block, leaves, register_moe, registered
-from colibri.frontends.torch_report import Report
+from colibri.frontends.torch_report import Imported, Report
 from colibri.graph import Graph
-from colibri.reference.interpreter import run
+from colibri.reference.interpreter import Trace, run
 
 TOLERANCE = 1e-5  # largest |difference| / max |output| of the whole graph
+MARGIN = 1e-5  # between the last chosen logit and the next, relative to them; below, a row is not compared
 RANDOM_ROWS = 32
 
 # Decomposed, these would be many small operations, or would lose the name a refusal should give.
@@ -45,10 +46,8 @@ KEEP = frozenset(
 )  # fmt: skip
 
 
-def from_torch(
-    module: nn.Module, example_inputs: Any, calibration: Any = None, name: str = "model"
-) -> tuple[Graph, Report]:
-    """The graph of `module` in eval mode, and what was found; the module is left as it was.
+def from_torch(module: nn.Module, example_inputs: Any, calibration: Any = None, name: str = "model") -> Imported:
+    """The graph of `module` in eval mode, what was found, and the rows; the module is left as it was.
 
     `example_inputs`: float tensor or array (batch, …), or a tuple of them. `calibration`: more such inputs, or an
     iterable of them: real data on which MoE blocks are identified and the graph is compared. Raises ExportError only.
@@ -61,11 +60,12 @@ def from_torch(
         raise ExportError(f"unexpected {type(error).__name__}: {_first_line(error)}; please report this") from error
 
 
-def _from_torch(module: nn.Module, example_inputs: Any, calibration: Any, name: str) -> tuple[Graph, Report]:
+def _from_torch(module: nn.Module, example_inputs: Any, calibration: Any, name: str) -> Imported:
     example = _inputs(example_inputs, "example_inputs")
     if len({len(x) for x in example}) != 1:
         raise ExportError(f"the inputs have different batch sizes: {[tuple(x.shape) for x in example]}")
-    if len(example[0]) < 2:
+    batch = len(example[0])
+    if batch < 2:
         example = tuple(x.repeat(2, *(1,) * (x.dim() - 1)) for x in example)
     runs = [example, *_calibration(calibration)]
     report = Report()
@@ -84,11 +84,12 @@ def _from_torch(module: nn.Module, example_inputs: Any, calibration: Any, name: 
         if any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(again, reference[0], strict=True)):
             raise ExportError("the module gives different outputs for the same input in eval mode; take the noise out")
         _verify(graph, work, runs, reference, report)
-    return graph, report
+    given = [np.concatenate([x.numpy() for x in port]) for port in zip(*(runs[1:] or runs), strict=True)]
+    return Imported(graph, report, given, batch)
 
 
-def from_pt2(path: str | Path, calibration: Any = None, name: str = "model") -> tuple[Graph, Report]:
-    """The graph of a program saved by torch.export.save, with MoE blocks found through its module hierarchy.
+def from_pt2(path: str | Path, calibration: Any = None, name: str = "model") -> Imported:
+    """The same for a program saved by torch.export.save, with MoE blocks found through its module hierarchy.
 
     The program must have been saved with its example inputs and a dynamic batch axis. Raises ExportError only.
     """
@@ -303,15 +304,39 @@ def _verify(
     alone = tuple(x[:1] for x in runs[0])
     sets = [*zip(runs, reference, strict=True), (alone, _outputs(module, alone)), (random, _outputs(module, random))]
     for row, expected in sets:
-        results = run(graph, [x.numpy() for x in row])
+        trace = Trace()
+        results = run(graph, [x.numpy() for x in row], trace)
+        clear = _clear(graph, trace, len(row[0]))
+        report.ambiguous += int((~clear).sum())
+        if not clear.any():
+            continue
         for n, (y, ours) in enumerate(zip(expected, results, strict=True)):
-            report.error = max(report.error, _error(y.numpy(), ours.reshape(y.shape)))
+            theirs = y.numpy().reshape(len(clear), -1)  # a module may return its rows merged with another axis
+            report.error = max(report.error, _error(theirs[clear], ours.reshape(theirs.shape)[clear]))
             if not report.error <= TOLERANCE:
                 raise ExportError(
                     f"output {n} of the graph differs from the module's: the largest difference over the largest "
                     f"output is {report.error:.1e}, above {TOLERANCE}; please report this with the module"
                 )
-        report.rows += len(row[0])
+        report.rows += int(clear.sum())
+    if report.rows == 0:
+        raise ExportError(
+            "in every row some choice of experts is a tie, so nothing could be compared: train the router, or pass "
+            "calibration rows on which it decides"
+        )
+
+
+def _clear(graph: Graph, trace: Trace, batch: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows choose their experts by more than rounding could turn around, in every layer and token."""
+    clear = np.ones(batch, np.bool_)
+    for node, logits in zip(graph.moe_nodes(), trace.logits, strict=True):
+        k, experts = node.attrs["router"].k, node.attrs["router"].experts
+        if k < experts:
+            ordered = np.sort(logits, axis=-1)
+            chosen, other = ordered[..., experts - k], ordered[..., experts - k - 1]
+            size = np.maximum(np.maximum(np.abs(chosen), np.abs(other)), np.median(np.abs(logits), axis=-1))
+            clear &= (chosen - other > MARGIN * size).all(-1)
+    return clear
 
 
 def _error(expected: np.ndarray[Any, Any], ours: np.ndarray[Any, Any]) -> float:

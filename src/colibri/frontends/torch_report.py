@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+from colibri.graph import Array, Graph
 
 
 @dataclass
@@ -58,13 +60,15 @@ class BlockFinding:
 class Report:
     """The blocks found, what the user should know, and the error of the whole graph against the module.
 
-    `error` is the largest |difference| / max |output| over `rows` rows (example, calibration and random ones).
+    `error` is the largest |difference| / max |output| over `rows` rows (example, calibration and random ones);
+    `ambiguous` more rows, in which some choice of experts hangs on a margin below rounding, were left out.
     """
 
     blocks: list[BlockFinding] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     error: float = 0.0
     rows: int = 0
+    ambiguous: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain lists, numbers and strings, ready for JSON."""
@@ -73,8 +77,18 @@ class Report:
     def __str__(self) -> str:
         lines = [str(block) for block in self.blocks] or ["no Mixture-of-Experts block recognised"]
         lines += [f"warning: {warning}" for warning in self.warnings]
-        lines.append(f"the graph equals the module to {self.error:.1e} relative over {self.rows} rows")
+        left_out = f", {self.ambiguous} ambiguous left out" if self.ambiguous else ""
+        lines.append(f"the graph equals the module to {self.error:.1e} relative over {self.rows} rows{left_out}")
         return "\n".join(lines)
 
 
-__all__ = ["BlockFinding", "Report"]
+class Imported(NamedTuple):
+    """A module as a graph, what was found, and the rows that were given: calibration's, or else the example's."""
+
+    graph: Graph
+    report: Report
+    rows: list[Array]  # one (rows, *shape) an input
+    batch: int  # rows of the example
+
+
+__all__ = ["BlockFinding", "Imported", "Report"]

@@ -73,7 +73,7 @@ def _unary(node: Node, args: list[Array], graph: Graph) -> Array:
 
 
 def _binary(node: Node, args: list[Array], graph: Graph) -> Array:
-    return ops.BINARY[node.attrs["func"]](*_aligned(args))
+    return np.asarray(ops.BINARY[node.attrs["func"]](*_aligned(args)))
 
 
 def _norm(which: Callable[..., Array]) -> Callable[[Node, list[Array], Graph], Array]:
