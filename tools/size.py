@@ -124,7 +124,9 @@ class CallGraph:
         """
         return self._worst(function, (), {})
 
-    def _worst(self, name: str, path: tuple[str, ...], known: dict[str, tuple[int, list[str]]]) -> tuple[int, list[str]]:
+    def _worst(
+        self, name: str, path: tuple[str, ...], known: dict[str, tuple[int, list[str]]]
+    ) -> tuple[int, list[str]]:
         if name in path:
             raise StackError(f"recursion: {' -> '.join([*path, name])}")
         if name not in known:

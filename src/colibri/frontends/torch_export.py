@@ -76,7 +76,7 @@ def _from_torch(module: nn.Module, example_inputs: Any, calibration: Any, name: 
         again = _outputs(work, example)
         blocks, rejected = find_blocks(work, runs, claims)
         report.blocks = [block.finding for block in blocks if block.finding is not None]
-        report.warnings += filter(None, (*map(dense_cost, blocks), *map(dense_cost, rejected)))
+        report.warnings += filter(None, map(dense_cost, rejected))
         notes = {r.path: f"{r}; if it is one all the same, say how with colibri.register_moe(...)" for r in rejected}
         bodies = [MoeBody(b.path, b.router, _experts(b)) for b in blocks]
         with leaves(blocks):

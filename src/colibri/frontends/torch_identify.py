@@ -401,18 +401,14 @@ def _dense(experts: Sequence[nn.Module], calls: Calls) -> bool:
     return len(inputs) == len(experts) and all(torch.equal(x, inputs[0]) for x in inputs)
 
 
-def dense_cost(block: Block | Rejected) -> str | None:
+def dense_cost(rejected: Rejected) -> str | None:
     """What a block that runs all its experts for every token costs, as a sentence; None for a sparse one."""
-    if isinstance(block, Block):
-        path, kind, experts, reason = block.path, kind_of(block.module), block.router.experts, "k is their number"
-        macs = _macs(block.experts) if block.router.k == experts else 0
-    else:
-        path, kind, experts, reason, macs = block.path, block.kind, block.experts, block.reason, block.dense_macs
-    if not macs:
+    if not rejected.dense_macs:
         return None
     return (
-        f"{path or 'the module'} ({kind}) runs all {experts} experts for every token, {macs:,} multiply-accumulates "
-        f"where a top-1 router would need about {macs // experts:,}: {reason}"
+        f"{rejected.path or 'the module'} ({rejected.kind}) is exported as a plain program: it runs all {rejected.experts} "
+        f"experts for every token, {rejected.dense_macs:,} multiply-accumulates where a top-1 router would need about "
+        f"{rejected.dense_macs // rejected.experts:,}: {rejected.reason}"
     )
 
 

@@ -1,0 +1,164 @@
+"""Builds of the engine and small exported models, shared by the engine's tests and the hostile ones."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tools import size
+
+from colibri import exporter
+from colibri.graph import Graph, Router
+from tests.graphs import constant, expert, linear
+
+HERE = Path(__file__).parent
+C_FLAGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"]
+
+
+def find_clang() -> str | None:
+    """The newest clang on the path, under whatever name."""
+    return next((c for c in ("clang", *(f"clang-{n}" for n in range(25, 13, -1))) if shutil.which(c)), None)
+
+
+def compiler(name: str) -> str:
+    """The command of `gcc`, `clang` or `g++`; skips the test, by name, where it is not installed."""
+    command = find_clang() if name == "clang" else shutil.which(name)
+    if command is None:
+        pytest.skip(f"{name} is not installed")
+    return command
+
+
+@dataclass(frozen=True)
+class Build:
+    """One build of the engine: libcolibri.a, libcolibri.so and their objects."""
+
+    cc: str
+    directory: Path
+
+    @property
+    def archive(self) -> Path:
+        return self.directory / "libcolibri.a"
+
+    @property
+    def library(self) -> Path:
+        return self.directory / "libcolibri.so"
+
+
+def build_engine(cc: str, directory: Path) -> Build:
+    """The engine with warnings as errors; gcc adds the stack figures. Fails with the compiler's words."""
+    try:
+        size.build(directory, cc, f"-Werror {size.STACK_FLAGS if 'gcc' in cc else ''}")
+    except subprocess.CalledProcessError as error:
+        pytest.fail(f"{cc} does not build the engine without warnings:\n{error.stderr}")
+    return Build(cc, directory)
+
+
+@pytest.fixture(scope="session")
+def gcc_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    return build_engine(compiler("gcc"), tmp_path_factory.mktemp("gcc"))
+
+
+@pytest.fixture(scope="session", params=["gcc", "clang"])
+def engine_build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """The engine as gcc and as clang build it."""
+    if request.param == "gcc":
+        build: Build = request.getfixturevalue("gcc_build")
+        return build
+    return build_engine(compiler("clang"), tmp_path_factory.mktemp("clang"))
+
+
+def compile_c(cc: str, output: Path, sources: Sequence[Path], *flags: str) -> Path:
+    """Compile and link C without warnings against the engine's headers."""
+    includes = [f"-I{size.ENGINE / 'include'}", f"-I{size.ENGINE / 'src'}"]
+    command = [cc, *C_FLAGS, *includes, *map(str, sources), *flags, "-o", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+    return output
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+MAX_BATCH = 5
+
+
+def _dense(graph: Graph, rng: np.random.Generator) -> list[str]:
+    x = graph.add_input("x", (9,))
+    h = linear(graph, rng, x, 20, True, activation="relu")
+    return [graph.add("softmax", linear(graph, rng, h, 3, False))]
+
+
+def _moe(graph: Graph, rng: np.random.Generator, x: str, router: Router, kind: int, seed: int) -> str:
+    d = graph.shapes[x][-1]
+    body = [expert(seed + e, d, 10, d, kind) for e in range(router.experts)]
+    return graph.add("moe", x, linear(graph, rng, x, router.experts, True), router=router, experts=body)
+
+
+def _top1(graph: Graph, rng: np.random.Generator) -> list[str]:
+    x = graph.add_input("x", (3, 6))  # three tokens a sample
+    return [_moe(graph, rng, x, Router(4, 1, "softmax", "none"), 0, 10)]
+
+
+def _top2_shared(graph: Graph, rng: np.random.Generator) -> list[str]:
+    x = graph.add_input("x", (2, 8))
+    routed = _moe(graph, rng, x, Router(5, 2, "sigmoid", "sum", 2.5), 1, 20)
+    shared = linear(graph, rng, linear(graph, rng, x, 12, False, activation="tanh"), 8, False)
+    return [graph.add("binary", graph.add("binary", routed, shared, func="add"), x, func="add")]
+
+
+def _soft(graph: Graph, rng: np.random.Generator) -> list[str]:
+    x = graph.add_input("x", (7,))
+    return [_moe(graph, rng, x, Router(3, 3, "softmax", "none"), 2, 30)]
+
+
+def _deep(graph: Graph, rng: np.random.Generator) -> list[str]:
+    x = graph.add_input("x", (2, 5))
+    for layer, router in enumerate([Router(3, 1, "logit", "one"), Router(4, 2, "logit", "softmax"), Router(2, 1)]):
+        h = graph.add("layernorm", x, constant(graph, rng, graph.fresh("g"), 5), eps=1e-5)
+        x = graph.add("binary", x, _moe(graph, rng, h, router, layer % 3, 40 + 10 * layer), func="add")
+    return [graph.add("reduce", x, func="mean", axis=0)]
+
+
+def _many_ports(graph: Graph, rng: np.random.Generator) -> list[str]:
+    a, b = graph.add_input("a", (4,)), graph.add_input("b", (3, 4))
+    both = graph.add(
+        "binary", a, graph.add("transpose", graph.add("transpose", b, perm=(1, 0)), perm=(1, 0)), func="mul"
+    )
+    routed = _moe(graph, rng, both, Router(3, 2, "softmax", "sum"), 0, 70)
+    turned = graph.add("transpose", routed, perm=(1, 0))
+    return [graph.add("unary", turned, func="gelu"), graph.add("reduce", b, func="max", axis=0), a]
+
+
+GRAPHS = {"dense": _dense, "top1": _top1, "top2_shared": _top2_shared, "soft": _soft, "deep": _deep,
+          "many_ports": _many_ports}  # fmt: skip
+
+
+@functools.cache
+def example(name: str, expert_align: int = 4096, max_batch: int = MAX_BATCH) -> exporter.Export:
+    """One of the small models, exported."""
+    graph = Graph(name)
+    graph.outputs = GRAPHS[name](graph, np.random.default_rng(7))
+    return exporter.build(graph, max_batch=max_batch, expert_align=expert_align)
+
+
+@pytest.fixture(params=list(GRAPHS))
+def model(request: pytest.FixtureRequest) -> exporter.Export:
+    """Each small model in turn."""
+    return example(request.param)
+
+
+def random_rows(export: exporter.Export, batch: int, seed: int = 3) -> list[np.ndarray]:
+    """Input arrays (batch, *shape) float32, one an input."""
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal((batch, *export.graph.shapes[i]), np.float32) * 2 for i in export.graph.inputs]
+
+
+def packed(arrays: Sequence[np.ndarray]) -> bytes:
+    """Arrays (batch, *shape) as the engine takes and gives them: rows, each the ports one after another."""
+    rows = [np.ascontiguousarray(x, "<f4").reshape(len(x), -1) for x in arrays]
+    return np.concatenate(rows, axis=1).tobytes()

@@ -1,0 +1,102 @@
+"""`colibri.export` and `colibri.load`, as a user calls them: module in, the engine's answer out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import colibri
+from tests.frontends import user_moes as moes
+from tests.test_cli import colibri_command, succeed
+
+
+def close(ours: Any, theirs: torch.Tensor) -> None:
+    expected = theirs.detach().numpy()
+    assert ours.shape == expected.shape and ours.dtype == np.float32
+    assert np.abs(ours - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+STYLES = [moes.WhereLoop, moes.BooleanMask, moes.DenseSoft, moes.SharedResidual]
+
+
+@pytest.mark.parametrize("style", STYLES, ids=lambda s: s.__name__)
+def test_export_then_load_answers_as_the_module(style: Any, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Linear(3, moes.DIM), nn.GELU(), style())
+    x = torch.randn(6, 5, 3)
+    report = colibri.export(module, x[:4], tmp_path, calibration=[x])
+    assert report.error <= 1e-5 and len(report.blocks) == 1
+    for path in (tmp_path, tmp_path / "model.bin"):
+        model = colibri.load(path)
+        with torch.no_grad():
+            close(model(x.numpy()), module(x))
+    assert model.max_batch == 4 and model.num_experts == report.blocks[0].experts
+    model.selftest()
+
+
+def test_the_choices_are_the_modules(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    block = moes.BooleanMask()
+    x = torch.randn(200, moes.DIM)
+    colibri.export(block, x, tmp_path)
+    chosen = colibri.load(tmp_path).routes(x.numpy())[0]
+    assert np.array_equal(chosen[:, 0, 0], block.router(x).argmax(-1).numpy())
+
+
+def test_a_path_ending_in_bin_is_the_only_file(tmp_path: Path) -> None:
+    colibri.export(nn.Linear(3, 2), torch.randn(1, 3), tmp_path / "deep" / "small.bin", max_batch=7)
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["small.bin"]
+    assert colibri.load(tmp_path / "deep" / "small.bin").max_batch == 7
+
+
+def test_a_refusal_writes_nothing_and_keeps_the_module(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.GRU(3, 3)).train()
+    with pytest.raises(colibri.ExportError, match=r"1 \(GRU\)|gru"):
+        colibri.export(module, torch.randn(4, 5, 3), tmp_path / "out")
+    assert not (tmp_path / "out").exists() and module.training
+
+
+def test_a_dense_fallback_warns_what_it_costs(tmp_path: Path) -> None:
+    class Squared(moes.DenseSoft):
+        def forward(self, x: Any) -> Any:
+            weights = self.gate(x).softmax(-1).square()
+            return (weights.unsqueeze(-1) * torch.stack([e(x) for e in self.experts], -2)).sum(-2)
+
+    with pytest.warns(colibri.ExportWarning, match="multiply-accumulates"):
+        colibri.export(Squared(), torch.randn(4, moes.DIM), tmp_path)
+
+
+def test_register_moe_lets_an_unrecognised_block_through(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    block = moes.Parameters3d()
+    x = torch.randn(8, moes.DIM)
+    with pytest.raises(colibri.ExportError, match="register_moe"):
+        colibri.export(block, x, tmp_path)
+    colibri.register_moe(block, **moes.PARAMETERS_3D)
+    colibri.export(block, x, tmp_path)
+    with torch.no_grad():
+        close(colibri.load(tmp_path)(x.numpy()), block(x))
+
+
+def test_a_saved_program_exports_from_the_command_line(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    module, x = nn.Sequential(nn.Linear(3, moes.DIM), moes.WhereLoop()), torch.randn(4, 3)
+    program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},), strict=False)
+    torch.export.save(program, tmp_path / "net.pt2")
+    told = succeed("export", "--model", tmp_path / "net.pt2", "--output", tmp_path / "out")
+    assert told["name"] == "net" and told["recognition"]["blocks"][0]["k"] == 2
+    with torch.no_grad():
+        close(colibri.load(tmp_path / "out")(x.numpy()), module(x))
+    assert "graph net" in succeed("inspect", tmp_path / "net.pt2", "--stage", "graph")["text"]
+
+
+def test_a_broken_program_is_refused_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "net.pt2").write_bytes(b"not a program")
+    done = colibri_command("export", "--model", tmp_path / "net.pt2", "--output", tmp_path / "out", "--json")
+    assert done.returncode == 1 and "net.pt2" in json.loads(done.stdout)["error"] and "Traceback" not in done.stderr
