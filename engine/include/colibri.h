@@ -44,7 +44,7 @@ enum colibri_error {
     COLIBRI_ERR_TOO_LARGE = 13,   /* the model does not fit this machine's address space: use a machine with 64-bit addresses */
     COLIBRI_ERR_BIG_ENDIAN = 14,  /* this machine is big-endian, which the model format is not: run on a little-endian machine */
     COLIBRI_ERR_BATCH = 15,       /* batch_size is not between 1 and the model's largest: split the batch or export with a larger one */
-    COLIBRI_ERR_SELFTEST = 16,    /* the engine's output differs from the model's certificate: the port or the memory is faulty */
+    COLIBRI_ERR_SELFTEST = 16,    /* the output is not what the model's certificate says, or it has none: the port or the memory is faulty */
     /* end of errors */
 };
 

@@ -14,18 +14,16 @@
 #define COLIBRI_ELEMENTARY_H
 
 #include <stdint.h>
-#include <string.h>
 
+/* Unions rather than memcpy: freestanding builds may not turn a call into a move. */
 static inline uint32_t clb_bits(float x) {
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    return u;
+    union { float f; uint32_t u; } cast = {.f = x};
+    return cast.u;
 }
 
 static inline float clb_from_bits(uint32_t u) {
-    float x;
-    memcpy(&x, &u, sizeof x);
-    return x;
+    union { uint32_t u; float f; } cast = {.u = u};
+    return cast.f;
 }
 
 static inline float clb_inf(void) { return clb_from_bits(0x7f800000u); }

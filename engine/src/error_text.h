@@ -16,5 +16,5 @@ static const char *const error_table[17][2] = {
     {"COLIBRI_ERR_TOO_LARGE", "the model does not fit this machine's address space: use a machine with 64-bit addresses"},
     {"COLIBRI_ERR_BIG_ENDIAN", "this machine is big-endian, which the model format is not: run on a little-endian machine"},
     {"COLIBRI_ERR_BATCH", "batch_size is not between 1 and the model's largest: split the batch or export with a larger one"},
-    {"COLIBRI_ERR_SELFTEST", "the engine's output differs from the model's certificate: the port or the memory is faulty"}
+    {"COLIBRI_ERR_SELFTEST", "the output is not what the model's certificate says, or it has none: the port or the memory is faulty"}
 };

@@ -23,6 +23,7 @@
 #define CLB_GROUP 256u
 #define CLB_LIMIT 1073741824u
 #define CLB_MAX_BATCH 65536u
+#define CLB_MAX_EXPERTS 65536u
 
 enum clb_op {
     CLB_OP_LINEAR,

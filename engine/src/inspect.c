@@ -59,7 +59,7 @@ int colibri_selftest(colibri_context_t *ctx, float *output)
     clb_parse(ctx->model, &m);
     colibri_route_hook *const hook = ctx->on_route;
     void *const user = ctx->user;
-    int result = COLIBRI_OK;
+    int result = m.header->golden_rows > 0 ? COLIBRI_OK : COLIBRI_ERR_SELFTEST;
     for (uint32_t n = 0; n < m.header->golden_rows && result == COLIBRI_OK; ++n) {
         const uint8_t *row = m.bytes + m.header->golden_offset + (size_t)n * m.header->golden_bytes;
         const clb_golden *golden = (const clb_golden *)(const void *)row;

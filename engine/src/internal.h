@@ -5,6 +5,9 @@
 #if defined(__FAST_MATH__)
 #error "Colibri gives the same bits everywhere; -ffast-math does not. Compile without it, and with -ffp-contract=off."
 #endif
+#if defined(__FLT_EVAL_METHOD__) && (__FLT_EVAL_METHOD__ == 1 || __FLT_EVAL_METHOD__ == 2)
+#error "Floats must be computed as floats: on 32-bit x86 compile with -msse2 -mfpmath=sse."
+#endif
 
 #include "colibri.h"
 #include "elementary.h"

@@ -26,6 +26,16 @@ static int big_endian(void)
     return first == 0;
 }
 
+static int zero(const uint32_t *words, size_t n)
+{
+    for (size_t i = 0; i < n; ++i) {
+        if (words[i] != 0) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
 int clb_read_header(const uint8_t *model, const clb_header **header)
 {
     if (model == NULL) {
@@ -56,7 +66,7 @@ int clb_read_header(const uint8_t *model, const clb_header **header)
     }
     if (h->max_batch < 1 || h->context_bytes < CLB_HEAD_BYTES || h->input_floats < 1 || h->output_floats < 1 ||
         h->inputs < 1 || h->outputs < 1 || h->experts > CLB_LIMIT || h->main_ops > h->ops ||
-        h->meta_bytes < sizeof *h || h->meta_bytes > h->total_bytes || h->shared_bytes > h->total_bytes - h->meta_bytes) {
+        !zero(h->reserved, sizeof h->reserved / sizeof h->reserved[0]) || h->meta_bytes < sizeof *h || h->meta_bytes > h->total_bytes || h->shared_bytes > h->total_bytes - h->meta_bytes) {
         return COLIBRI_ERR_HEADER;
     }
     *header = h;
@@ -129,14 +139,19 @@ typedef struct {
     uint64_t samples, work, work_end;
 } scope;
 
-/* The rows of `v`, each reaching `extent` floats, stay inside its space; where written, they do not overlap. */
+/* What is done with an operand: `READ_ONCE` and `WRITE` forbid that two rows share an element, which bounds the work. */
+enum access { READ, READ_ONCE, WRITE };
+
+/* The rows of `v`, each reaching `extent` floats, stay inside its space. */
 static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, uint64_t extent, const clb_tensor *constant,
-                        int written)
+                        enum access access)
 {
+    const int written = access == WRITE;
     const clb_header *h = s->model->header;
     const uint64_t rows = (uint64_t)(op->rows - 1) * v->row_stride + extent;
     uint64_t span = (s->samples - 1) * v->sample_stride + rows, space;
-    if (v->offset % sizeof(float) != 0 || v->sample_stride > CLB_LIMIT || v->row_stride > CLB_LIMIT) {
+    int apart = s->samples == 1 || v->sample_stride >= rows;
+    if (v->offset % sizeof(float) != 0 || v->sample_stride > CLB_LIMIT || v->row_stride > CLB_LIMIT || v->reserved != 0) {
         return 0;
     }
     switch (v->space) {
@@ -155,6 +170,7 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
         }
         space *= sizeof(float);
         span = rows;
+        apart = 1;
         break;
     case CLB_SPACE_CONST: space = constant && constant->layout == CLB_LAYOUT_FLAT && !written ? constant->bytes : 0; break;
     case CLB_SPACE_TOKEN_IN:
@@ -165,6 +181,7 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
         space = sizeof(float) * (v->space == CLB_SPACE_TOKEN_IN ? s->model->layers[s->expert->layer].d_in
                                                                : s->model->layers[s->expert->layer].d_out);
         span = rows;
+        apart = 1;
         break;
     default: return 0;
     }
@@ -175,8 +192,7 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
         v->offset + span * sizeof(float) > s->work) {
         return 0;
     }
-    const int apart = v->space == CLB_SPACE_TOKEN_OUT || s->samples == 1 || v->sample_stride >= rows;
-    return !written || (apart && (op->rows == 1 || v->row_stride >= extent));
+    return access == READ || (apart && (op->rows == 1 || v->row_stride >= extent));
 }
 
 /* The tensor an operation names, proven to lie inside the scope's weights; NULL where it names none. */
@@ -241,7 +257,8 @@ static int reduce_fits(const scope *s, const clb_op *op)
     }
     const uint64_t extent = reach(in, op->sa), outer = (uint64_t)in[0] * in[2];
     return op->func < CLB_REDUCE_COUNT && outer <= extent && in[1] <= extent / outer && apart(out, op->so) &&
-           operand_fits(s, op, &op->a, extent, NULL, 0) && operand_fits(s, op, &op->out, reach(out, op->so), NULL, 1);
+           operand_fits(s, op, &op->a, extent, NULL, READ_ONCE) &&
+           operand_fits(s, op, &op->out, reach(out, op->so), NULL, WRITE);
 }
 
 static int map_fits(const scope *s, const clb_op *op, const clb_tensor *w0, const clb_tensor *w1)
@@ -252,41 +269,61 @@ static int map_fits(const scope *s, const clb_op *op, const clb_tensor *w0, cons
     }
     const int two = op->code == CLB_OP_MAP2;
     return op->func < (two ? (uint32_t)CLB_BINARY_COUNT : (uint32_t)CLB_UNARY_COUNT) &&
-           operand_fits(s, op, &op->a, reach(op->dims, op->sa), w0, 0) &&
-           (two ? operand_fits(s, op, &op->b, reach(op->dims, op->sb), w1, 0) : op->b.space == CLB_SPACE_NONE) &&
-           operand_fits(s, op, &op->out, reach(op->dims, op->so), NULL, 1);
+           operand_fits(s, op, &op->a, reach(op->dims, op->sa), w0, READ) &&
+           (two ? operand_fits(s, op, &op->b, reach(op->dims, op->sb), w1, READ) : op->b.space == CLB_SPACE_NONE) &&
+           operand_fits(s, op, &op->out, reach(op->dims, op->so), NULL, WRITE);
 }
 
 static int op_fits(const scope *s, const clb_op *op)
 {
     const clb_tensor *w0, *w1;
     const uint32_t n = op->dims[0];
-    if (op->rows < 1 || op->rows > CLB_LIMIT || !tensor_of(s, op->w0, &w0) || !tensor_of(s, op->w1, &w1)) {
+    if (op->rows < 1 || op->rows > CLB_LIMIT || !zero(op->reserved, 2) || !tensor_of(s, op->w0, &w0) || !tensor_of(s, op->w1, &w1)) {
         return 0;
     }
     switch (op->code) {
     case CLB_OP_LINEAR:
         return w0 != NULL && w0->layout == CLB_LAYOUT_ROWS8 && w0->rows == op->dims[1] && w0->cols == n &&
                is_vector(w1, op->dims[1]) && op->func < CLB_UNARY_COUNT && op->b.space == CLB_SPACE_NONE &&
-               operand_fits(s, op, &op->a, n, NULL, 0) && operand_fits(s, op, &op->out, op->dims[1], NULL, 1);
+               operand_fits(s, op, &op->a, n, NULL, READ) && operand_fits(s, op, &op->out, op->dims[1], NULL, WRITE);
     case CLB_OP_MAP1:
     case CLB_OP_MAP2: return map_fits(s, op, w0, w1);
     case CLB_OP_SOFTMAX:
     case CLB_OP_LAYERNORM:
     case CLB_OP_RMSNORM:
         return n >= 1 && n <= CLB_LIMIT && is_vector(w0, n) && is_vector(w1, n) && op->b.space == CLB_SPACE_NONE &&
-               operand_fits(s, op, &op->a, n, NULL, 0) && operand_fits(s, op, &op->out, n, NULL, 1);
+               operand_fits(s, op, &op->a, n, NULL, READ) && operand_fits(s, op, &op->out, n, NULL, WRITE);
     case CLB_OP_REDUCE: return op->b.space == CLB_SPACE_NONE && reduce_fits(s, op);
     default: return 0;
     }
 }
 
-/* An MoE operation, its workspace, and the programs of its experts. */
-static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number)
+/* Multiply-accumulates of an operation on one sample. */
+static uint64_t macs_of(const clb_op *op)
+{
+    return op->code == CLB_OP_LINEAR ? (uint64_t)op->rows * op->dims[0] * op->dims[1] : 0;
+}
+
+static int expert_program_fits(const scope *s)
+{
+    uint64_t macs = 0;
+    for (uint32_t i = 0; i < s->expert->ops; ++i) {
+        const clb_op *op = &s->model->ops[s->expert->first_op + i];
+        if (!op_fits(s, op)) {
+            return 0;
+        }
+        macs += macs_of(op);
+    }
+    return macs == s->expert->macs;
+}
+
+/* An MoE operation, its workspace, and the programs of its experts, which lie in the file in the order of the experts
+ * (from `*next_op` on), so that proving them takes no longer than reading them. Adds the costliest route to `*macs`. */
+static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number, uint32_t *next_op, uint64_t *macs)
 {
     const clb_model *m = whole->model;
     const uint64_t context = m->header->context_bytes;
-    if (op->w0 != layer_number || op->rows < 1 || op->rows > CLB_LIMIT || op->a.space == CLB_SPACE_CONST ||
+    if (op->w0 != layer_number || !zero(op->reserved, 2) || op->rows < 1 || op->rows > CLB_LIMIT || op->a.space == CLB_SPACE_CONST ||
         op->b.space == CLB_SPACE_CONST || op->work.space != CLB_SPACE_ARENA || op->work.offset % CLB_ALIGN_BUFFER != 0 ||
         op->work.offset < CLB_HEAD_BYTES || op->work.offset > context) {
         return 0;
@@ -304,19 +341,25 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number)
     scope s = *whole;
     s.work = op->work.offset;
     s.work_end = s.work + words * sizeof(float);
-    if (!operand_fits(&s, op, &op->a, l->d_in, NULL, 0) || !operand_fits(&s, op, &op->b, l->experts, NULL, 0) ||
-        !operand_fits(&s, op, &op->out, l->d_out, NULL, 1)) {
+    if (!operand_fits(&s, op, &op->a, l->d_in, NULL, READ) || !operand_fits(&s, op, &op->b, l->experts, NULL, READ) ||
+        !operand_fits(&s, op, &op->out, l->d_out, NULL, WRITE)) {
         return 0;
     }
     s.samples = l->tile;
+    uint64_t most = 0;
     for (uint32_t n = 0; n < l->experts; ++n) {
-        s.expert = &m->experts[l->first_expert + n];
-        for (uint32_t i = 0; i < s.expert->ops; ++i) {
-            if (!op_fits(&s, &m->ops[s.expert->first_op + i])) {
-                return 0;
-            }
+        const clb_expert *e = &m->experts[l->first_expert + n];
+        /* Experts of one shape follow each other and share a program, which is proven once. */
+        const int shared = n > 0 && e->first_op == e[-1].first_op && e->ops == e[-1].ops && e->bytes == e[-1].bytes &&
+                           e->macs == e[-1].macs;
+        s.expert = e;
+        if (!shared && (e->first_op < *next_op || !expert_program_fits(&s))) {
+            return 0;
         }
+        *next_op = e->first_op + e->ops;
+        most = e->macs > most ? e->macs : most;
     }
+    *macs += (uint64_t)op->rows * l->k * most;
     return 1;
 }
 
@@ -327,22 +370,25 @@ static int layer_fits(const clb_header *h, const clb_layer *l, uint32_t first_ex
            l->k <= l->experts && l->score < CLB_SCORE_COUNT && l->normalize < CLB_NORMALIZE_COUNT &&
            (logit ? softmax || l->normalize == CLB_NORMALIZE_ONE : !softmax) && l->scale - l->scale == 0.0f &&
            l->d_in >= 1 && l->d_in <= CLB_LIMIT && l->d_out >= 1 && l->d_out <= CLB_LIMIT && l->tile >= 1 &&
-           l->tile <= CLB_TILE;
+           l->tile <= CLB_TILE && l->experts <= CLB_MAX_EXPERTS && zero(l->reserved, 7);
 }
 
 static int expert_fits(const clb_header *h, const clb_expert *e, uint32_t layer)
 {
     return e->layer == layer && e->offset % CLB_ALIGN_MODEL == 0 && e->offset >= h->meta_bytes + h->shared_bytes &&
            e->offset <= h->total_bytes && e->bytes <= h->total_bytes - e->offset && e->first_op >= h->main_ops &&
-           e->first_op <= h->ops && e->ops <= h->ops - e->first_op;
+           e->first_op <= h->ops && e->ops >= 1 && e->ops <= h->ops - e->first_op && e->frequency >= 0.0f &&
+           e->frequency <= 1.0f && zero(e->reserved, 4);
 }
 
-/* The main program, every MoE layer once and in order; counts the choices one sample makes. */
+/* The main program, every MoE layer once and in order; counts the choices one sample makes. The stated cost is the true
+ * one, so that a caller may rely on it. */
 static int program_fits(const clb_model *m, uint64_t *choices)
 {
     const clb_header *h = m->header;
     const scope whole = {.model = m, .samples = h->max_batch};
-    uint32_t layer = 0;
+    uint32_t layer = 0, next_op = h->main_ops;
+    uint64_t macs = 0;
     *choices = 0;
     for (uint32_t n = 0; n < h->main_ops; ++n) {
         const clb_op *op = &m->ops[n];
@@ -350,13 +396,14 @@ static int program_fits(const clb_model *m, uint64_t *choices)
             if (!op_fits(&whole, op)) {
                 return 0;
             }
-        } else if (layer >= h->layers || !moe_fits(&whole, op, layer)) {
+            macs += macs_of(op);
+        } else if (layer >= h->layers || !moe_fits(&whole, op, layer, &next_op, &macs)) {
             return 0;
         } else {
             *choices += (uint64_t)op->rows * m->layers[layer++].k;
         }
     }
-    return layer == h->layers;
+    return layer == h->layers && macs == h->worst_macs;
 }
 
 static int certificate_fits(const clb_model *m, uint64_t choices)

@@ -50,6 +50,7 @@ class Router:
 
     def __post_init__(self) -> None:
         problems = [
+            (self.experts > 1 << 16, f"{self.experts} experts; a layer has at most 65536"),
             (not 1 <= self.k <= self.experts, f"k = {self.k} must be between 1 and the {self.experts} experts"),
             (self.score not in SCORES, f"score {self.score!r} is not one of {', '.join(SCORES)}"),
             (self.normalize not in NORMALIZE, f"normalize {self.normalize!r} is not one of {', '.join(NORMALIZE)}"),

@@ -320,26 +320,25 @@ class _Lowering:
         self.finish(node, after)
 
     def lower_experts(self, number: int, layer: Layer, experts: Sequence[Graph]) -> None:
-        """Lower a layer's experts: one program for all that differ only in the values of their weights."""
+        """Lower a layer's experts: one program for neighbours that differ only in their weights' values."""
         program = self.program
-        lowered: dict[str, tuple[_Lowering, int]] = {}
-        rows = []
+        rows: list[Expert] = []
+        before = ""
         for index, expert in enumerate(experts):
-            key = expert.signature()
-            if key not in lowered:
+            signature = expert.signature()
+            if signature != before:
                 low = _Lowering(program, expert, layer.tile, "expert")
                 low.run([View(Place("token_in", 0), 0, (layer.d_in,), (1,))],
                         [View(Place("token_out", 0), 0, (layer.d_out,), (1,))])  # fmt: skip
-                lowered[key] = low, len(program.expert_ops)
+                before, first = signature, len(program.expert_ops)
                 program.expert_ops += low.ops
                 program.tensors += low.tensors.items
-            low, first = lowered[key]
             values = dict(zip(low.graph.constants, expert.constants.values(), strict=True))
             rows.append(Expert(number, index, first, len(low.ops), low.macs, low.tensors.pack(values)))
         program.experts += rows
         touched = min(layer.router.experts, layer.tokens * layer.router.k)
         program.weight_bytes += sum(sorted((len(e.data) for e in rows), reverse=True)[:touched])
-        program.macs += layer.tokens * sum(sorted((e.macs for e in rows), reverse=True)[: layer.router.k])
+        program.macs += layer.tokens * layer.router.k * max(e.macs for e in rows)
 
 
 # --- views ------------------------------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ def parse(data: Bytes, path: str) -> Package:
     at, size = int(h["info_offset"]), int(h["info_bytes"])
     try:
         info = json.loads(data[at : at + size].tobytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _error("HEADER", f"{path}: the information text is not JSON") from None
     return Package(
         path, data, h, ports[: int(h["inputs"])], ports[int(h["inputs"]) :],

@@ -28,6 +28,7 @@ GROUP = 256  # inputs summed in one chain before the chains are added up
 NONE = 0xFFFFFFFF  # "no tensor"
 LIMIT = 1 << 30  # largest dimension or stride; keeps the validator's sums below 2**63
 MAX_BATCH = 1 << 16
+MAX_EXPERTS = 1 << 16  # of one layer: the certificate holds choices as u16
 
 OPCODES = ("linear", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce", "moe")
 SPACES = ("none", "arena", "input", "output", "const", "token_in", "token_out")
@@ -51,7 +52,10 @@ ERRORS: tuple[tuple[str, str], ...] = (
     ("TOO_LARGE", "the model does not fit this machine's address space: use a machine with 64-bit addresses"),
     ("BIG_ENDIAN", "this machine is big-endian, which the model format is not: run on a little-endian machine"),
     ("BATCH", "batch_size is not between 1 and the model's largest: split the batch or export with a larger one"),
-    ("SELFTEST", "the engine's output differs from the model's certificate: the port or the memory is faulty"),
+    (
+        "SELFTEST",
+        "the output is not what the model's certificate says, or it has none: the port or the memory is faulty",
+    ),
 )
 
 
@@ -103,7 +107,7 @@ HEADER = _record(
     ("u64", "meta_bytes", 1, "end of the metadata, where the shared weights begin"),
     ("u64", "shared_bytes", 1, "size of the weights outside the experts"),
     ("u64", "context_bytes", 1, "exact size of the memory block, the context's head included"),
-    ("u64", "worst_macs", 1, "multiply-accumulates of one row along the costliest route"),
+    ("u64", "worst_macs", 1, "multiply-accumulates of one row if every choice were its layer's costliest expert"),
     ("u64", "worst_bytes", 1, "weight bytes read by one row along the costliest route"),
     ("u32", "input_floats", 1, "floats of one input row: the inputs one after another"),
     ("u32", "output_floats", 1, "floats of one output row: the outputs one after another"),
@@ -223,6 +227,7 @@ LIMITS = {
     "FORMAT_VERSION": FORMAT_VERSION, "ALIGN_MODEL": ALIGN_MODEL, "ALIGN_CONTEXT": ALIGN_CONTEXT,
     "ALIGN_BUFFER": ALIGN_BUFFER, "HEAD_BYTES": HEAD_BYTES, "TILE": TILE, "LANES": LANES, "GROUP": GROUP,
     "LIMIT": LIMIT, "MAX_BATCH": MAX_BATCH,
+    "MAX_EXPERTS": MAX_EXPERTS,
 }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def test_export_then_load_answers_as_the_module(style: Any, tmp_path: Path) -> N
     module = nn.Sequential(nn.Linear(3, moes.DIM), nn.GELU(), style())
     x = torch.randn(6, 5, 3)
     report = colibri.export(module, x[:4], tmp_path, calibration=[x])
-    assert report.error <= 1e-5 and len(report.blocks) == 1
+    assert report.error <= 1e-5 and len(report.blocks) == 1 and not report.warnings
     for path in (tmp_path, tmp_path / "model.bin"):
         model = colibri.load(path)
         with torch.no_grad():
@@ -56,7 +56,7 @@ def test_a_path_ending_in_bin_is_the_only_file(tmp_path: Path) -> None:
 
 
 def test_a_refusal_writes_nothing_and_keeps_the_module(tmp_path: Path) -> None:
-    module = nn.Sequential(nn.Linear(3, 3), nn.GRU(3, 3)).train()
+    module = nn.Sequential(nn.Linear(3, 3), nn.GRU(3, 3, batch_first=True)).train()
     with pytest.raises(colibri.ExportError, match=r"1 \(GRU\)|gru"):
         colibri.export(module, torch.randn(4, 5, 3), tmp_path / "out")
     assert not (tmp_path / "out").exists() and module.training
@@ -74,11 +74,12 @@ def test_a_dense_fallback_warns_what_it_costs(tmp_path: Path) -> None:
 
 def test_register_moe_lets_an_unrecognised_block_through(tmp_path: Path) -> None:
     torch.manual_seed(3)
-    block = moes.Parameters3d()
+    block = moes.Param3d()
     x = torch.randn(8, moes.DIM)
     with pytest.raises(colibri.ExportError, match="register_moe"):
         colibri.export(block, x, tmp_path)
-    colibri.register_moe(block, **moes.PARAMETERS_3D)
+    slices = [moes.Slice3d(block, n) for n in range(4)]
+    colibri.register_moe(block, experts=lambda _: slices, gate="gate", k=2)
     colibri.export(block, x, tmp_path)
     with torch.no_grad():
         close(colibri.load(tmp_path)(x.numpy()), block(x))

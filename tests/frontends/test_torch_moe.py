@@ -76,11 +76,10 @@ def test_block_is_recognised_beside_a_residual_of_any_size(size: float) -> None:
     assert report.blocks[0].residual and report.blocks[0].shared == "shared"
 
 
-def test_dense_mixture_says_what_it_costs() -> None:
-    _, report, *_ = from_torch(host(moes.DenseSoft(), 5), rows())
-    (warning,) = report.warnings
-    each = 8 * 12 + 12 * 5
-    assert "moe (DenseSoft) runs all 3 experts" in warning and f"{3 * each:,}" in warning and f"{each:,}" in warning
+def test_a_recognised_soft_mixture_is_no_fallback() -> None:
+    graph, report, *_ = from_torch(host(moes.DenseSoft(), 5), rows())
+    assert not report.warnings and report.blocks[0].k == report.blocks[0].experts == 3
+    assert len(list(graph.moe_nodes())) == 1
 
 
 def test_dense_fallback_says_what_it_costs() -> None:
@@ -91,7 +90,10 @@ def test_dense_fallback_says_what_it_costs() -> None:
 
     graph, report, *_ = from_torch(host(Squared(), 5), rows())
     assert not report.blocks and not list(graph.moe_nodes())
-    assert any("moe (Squared) runs all 3 experts" in w and "no router reproduces it" in w for w in report.warnings)
+    (warning,) = report.warnings
+    each = 8 * 12 + 12 * 5
+    assert "moe (Squared)" in warning and "all 3 experts" in warning and "no router reproduces it" in warning
+    assert f"{3 * each:,}" in warning and f"about {each:,}" in warning
 
 
 def test_experts_never_chosen_are_reported() -> None:

@@ -754,7 +754,7 @@ def matrix_product_onto_its_own_input(e: Editor) -> None:
     e.set(n, "a", space="arena", offset=int(out["offset"]), sample_stride=int(out["sample_stride"]))
 
 
-@attack("top1", "PROGRAM", "OK")
+@attack("top1", "EXPERT")
 def expert_without_operations(e: Editor) -> None:
     e.experts["ops"] = 0
 
@@ -905,6 +905,12 @@ for _base, _n in _each_operation():
     rewrite(_base, f"{_code} turned into operation 65535", "PROGRAM", put("ops", _n, "code", (1 << 16) - 1))
 
 
+def macs(ops: np.ndarray) -> np.uint64:
+    """Multiply-accumulates of operations on one sample."""
+    products = ops[ops["code"] == spec.OPCODES.index("linear")]
+    return np.sum(products["rows"].astype(np.uint64) * products["dims"][:, 0] * products["dims"][:, 1], dtype=np.uint64)
+
+
 def many_experts(count: int) -> Case:
     """A sound layer of `count` experts, each with the same `count` operations: 256 bytes apiece in the file."""
     edit = Editor("top1")
@@ -913,6 +919,8 @@ def many_experts(count: int) -> Case:
     experts = np.repeat(edit.experts[:1], count)
     layers = edit.layers.copy()
     experts["first_op"], experts["ops"], layers["experts"] = main, count, count
+    old_macs, experts["macs"] = experts["macs"][0], macs(ops[main:])
+    h["worst_macs"] += ops["rows"][moe] * layers["k"][0] * (experts["macs"][0] - old_macs)
     for stride in ("sample_stride", "row_stride"):
         ops["b"][stride][moe] = 0
     ops["b"]["offset"][moe] = spec.HEAD_BYTES
@@ -941,11 +949,17 @@ def test_checking_takes_time_in_proportion_to_the_file(fuzz: Fuzz) -> None:
     assert fuzz([many_experts(40_000)])[0].check in range(len(spec.ERRORS))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="worst_macs is not proven: 5 KB can order hours of work, bounded by memory squared"
-)
-def test_more_work_than_the_header_states_is_refused(fuzz: Fuzz) -> None:
-    # Every row of the output is a sum over half the context; nothing is out of bounds.
+@pytest.mark.parametrize("field", ["worst_macs", "macs"])
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_wrong_statement_of_the_work_is_refused(fuzz: Fuzz, field: str, change: int) -> None:
+    edit = Editor("top1")
+    record = edit.header if field == "worst_macs" else edit.experts[0]
+    record[field] = int(record[field]) + change
+    assert fuzz([edit.case(field)])[0].check == E["PROGRAM"]
+
+
+def test_a_reduction_may_not_read_its_input_again_for_every_row(fuzz: Fuzz) -> None:
+    # Every row of the output would be a sum over half the context: work in the square of the memory.
     edit = Editor("many_ports")
     n, half = edit.op("reduce"), 1 << 16
     edit.header["context_bytes"] = 8 * half + spec.HEAD_BYTES
@@ -953,8 +967,29 @@ def test_more_work_than_the_header_states_is_refused(fuzz: Fuzz) -> None:
     edit.ops["dims"][n], edit.ops["sa"][n], edit.ops["so"][n] = (1, half, 1, 0), (0, 1, 0, 0), 0
     edit.set(n, "a", space="arena", offset=spec.HEAD_BYTES, sample_stride=0, row_stride=0)
     edit.set(n, "out", space="arena", offset=spec.HEAD_BYTES + 4 * half, sample_stride=half // BATCH, row_stride=1)
-    assert half * half > 1000 * int(edit.header["worst_macs"])
-    assert fuzz([edit.case("sums")])[0].check != E["OK"]
+    assert fuzz([edit.case("sums")])[0].check == E["PROGRAM"]
+
+
+def test_a_model_without_a_certificate_does_not_pass_the_selftest(fuzz: Fuzz) -> None:
+    edit = Editor("top1")
+    edit.header["golden_rows"] = 0
+    (result,) = fuzz([edit.case("no certificate")])
+    assert (result.check, result.selftest) == (E["OK"], E["SELFTEST"])
+
+
+RESERVED = {"header": "HEADER", "ops": "PROGRAM", "operand": "PROGRAM", "layers": "ROUTING", "experts": "EXPERT"}
+
+
+@pytest.mark.parametrize("place", RESERVED)
+def test_reserved_fields_must_be_zero(fuzz: Fuzz, place: str) -> None:
+    edit = Editor("top1")
+    if place == "header":
+        edit.header["reserved"][3] = 1
+    elif place == "operand":
+        edit.ops["a"]["reserved"][0] = 1
+    else:
+        getattr(edit, place)["reserved"][0, 0] = 1
+    assert fuzz([edit.case(place)])[0].check == E[RESERVED[place]]
 
 
 @pytest.mark.parametrize("name", ATTACKS)

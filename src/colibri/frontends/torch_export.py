@@ -76,7 +76,8 @@ def _from_torch(module: nn.Module, example_inputs: Any, calibration: Any, name: 
         again = _outputs(work, example)
         blocks, rejected = find_blocks(work, runs, claims)
         report.blocks = [block.finding for block in blocks if block.finding is not None]
-        report.warnings += filter(None, map(dense_cost, rejected))
+        dense = [r for r in rejected if not any(f"{b.path}.".startswith(f"{r.path}.".lstrip(".")) for b in blocks)]
+        report.warnings += filter(None, map(dense_cost, dense))
         notes = {r.path: f"{r}; if it is one all the same, say how with colibri.register_moe(...)" for r in rejected}
         bodies = [MoeBody(b.path, b.router, _experts(b)) for b in blocks]
         with leaves(blocks):
@@ -278,15 +279,14 @@ def _kept(module: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep torch's own warnings and logs out of the user's terminal: what matters is in the error or the report."""
-    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(disabled)
 
 
 # --- verification -----------------------------------------------------------------------------------------------------

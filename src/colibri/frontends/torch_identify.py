@@ -406,9 +406,9 @@ def dense_cost(rejected: Rejected) -> str | None:
     if not rejected.dense_macs:
         return None
     return (
-        f"{rejected.path or 'the module'} ({rejected.kind}) is exported as a plain program: it runs all {rejected.experts} "
-        f"experts for every token, {rejected.dense_macs:,} multiply-accumulates where a top-1 router would need about "
-        f"{rejected.dense_macs // rejected.experts:,}: {rejected.reason}"
+        f"{rejected.path or 'the module'} ({rejected.kind}) is exported as a plain program: it runs all "
+        f"{rejected.experts} experts for every token, {rejected.dense_macs:,} multiply-accumulates where a top-1 "
+        f"router would need about {rejected.dense_macs // rejected.experts:,}: {rejected.reason}"
     )
 
 
