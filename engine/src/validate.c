@@ -150,7 +150,7 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
     const clb_header *h = s->model->header;
     const uint64_t rows = (uint64_t)(op->rows - 1) * v->row_stride + extent;
     uint64_t span = (s->samples - 1) * v->sample_stride + rows, space;
-    int apart = s->samples == 1 || v->sample_stride >= rows;
+    int separate = s->samples == 1 || v->sample_stride >= rows;
     if (v->offset % sizeof(float) != 0 || v->sample_stride > CLB_LIMIT || v->row_stride > CLB_LIMIT || v->reserved != 0) {
         return 0;
     }
@@ -170,7 +170,7 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
         }
         space *= sizeof(float);
         span = rows;
-        apart = 1;
+        separate = 1;
         break;
     case CLB_SPACE_CONST: space = constant && constant->layout == CLB_LAYOUT_FLAT && !written ? constant->bytes : 0; break;
     case CLB_SPACE_TOKEN_IN:
@@ -181,7 +181,7 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
         space = sizeof(float) * (v->space == CLB_SPACE_TOKEN_IN ? s->model->layers[s->expert->layer].d_in
                                                                : s->model->layers[s->expert->layer].d_out);
         span = rows;
-        apart = 1;
+        separate = 1;
         break;
     default: return 0;
     }
@@ -192,7 +192,7 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
         v->offset + span * sizeof(float) > s->work) {
         return 0;
     }
-    return access == READ || (apart && (op->rows == 1 || v->row_stride >= extent));
+    return access == READ || (separate && (op->rows == 1 || v->row_stride >= extent));
 }
 
 /* The tensor an operation names, proven to lie inside the scope's weights; NULL where it names none. */

@@ -89,7 +89,7 @@ def build(
     rows = list(calibration) if calibration is not None else _random_rows(graph)
     certificate = certify(graph, rows)
     info = {"name": graph.name, "dtype": dtype, "producer": f"colibri {spec.VERSION}",
-            "calibration": "data" if calibration is not None else "random"}  # fmt: skip
+            "calibration": "given" if calibration is not None else "random"}  # fmt: skip
     image = model_bin.write(program, certificate.golden, certificate.frequencies, info, expert_align)
     export = Export(graph, program, certificate, image)
     _prove_equal(export, rows)

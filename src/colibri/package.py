@@ -57,6 +57,8 @@ class Package:
         return {
             "path": self.path,
             "name": self.info.get("name", ""),
+            "dtype": self.info.get("dtype", ""),
+            "certified_on": f"{self.info.get('calibration', 'unknown')} rows",
             "format_version": int(h["version"]),
             "inputs": {p.name: list(p.shape) for p in self.inputs},
             "outputs": {p.name: list(p.shape) for p in self.outputs},
