@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from colibri.graph import BINARY, REDUCE, UNARY, Graph, Router
+from colibri.weights import Fp16Weight, Int4Weight, Int8Weight, Residual
 
 ROUTERS = [("softmax", "none"), ("softmax", "sum"), ("softmax", "one"), ("sigmoid", "none"), ("sigmoid", "sum"),
            ("logit", "softmax"), ("logit", "one")]  # fmt: skip
@@ -15,10 +16,37 @@ def constant(graph: Graph, rng: np.random.Generator, name: str, *shape: int) -> 
     return graph.add_constant(name, rng.standard_normal(shape) / np.sqrt(max(1, shape[-1])))
 
 
-def linear(graph: Graph, rng: np.random.Generator, x: str, out: int, bias: bool, **attrs: object) -> str:
+FORMATS = ("fp32", "fp16", "int8", "int8 weight-only", "int8 with residual", "int4", "int4 with residual")
+
+
+def stored(rng: np.random.Generator, rows: int, cols: int, kind: str) -> object:
+    """A random weight in a format: full range, zero rows, and residuals that crowd in some rows and miss others."""
+    if kind in ("fp32", "fp16"):
+        matrix = rng.standard_normal((rows, cols)) / np.sqrt(cols)
+        return matrix if kind == "fp32" else Fp16Weight(matrix.astype(np.float16))
+    residual = None
+    if "residual" in kind:
+        chosen = [np.sort(rng.permutation(cols)[: min(cols, 255, int(rng.integers(0, 4)) ** 2)]) for _ in range(rows)]
+        values = rng.standard_normal(sum(map(len, chosen))).astype(np.float16)
+        counts = np.array([len(c) for c in chosen], np.uint8)
+        residual = Residual(counts, np.concatenate(chosen).astype(np.uint16), values)
+    if kind.startswith("int8"):
+        q = rng.integers(-127, 128, (rows, cols)).astype(np.int8)
+        q[rng.random(rows) < 0.1] = 0
+        q[rng.random(rows) < 0.1] = 127
+        return Int8Weight(q, (rng.random(rows) / 100).astype(np.float32), residual)
+    q = rng.integers(-8, 8, (rows, cols)).astype(np.int8)
+    return Int4Weight(q, (rng.standard_normal((rows, -(-cols // 32))) / 10).astype(np.float16), residual)
+
+
+def linear(
+    graph: Graph, rng: np.random.Generator, x: str, out: int, bias: bool, kind: str = "fp32", **attrs: object
+) -> str:
     stem = graph.fresh("w")
-    weight = constant(graph, rng, stem, out, graph.shapes[x][-1])
+    weight = graph.add_constant(stem, stored(rng, out, graph.shapes[x][-1], kind))
     extra = [constant(graph, rng, f"{stem}.bias", out)] if bias else []
+    if kind == "int8 weight-only":
+        attrs["activations"] = "float"
     return graph.add("linear", x, weight, *extra, **attrs)
 
 
@@ -26,20 +54,20 @@ def unary_attrs(func: str) -> dict[str, float]:
     return {"leaky_relu": {"alpha": 0.1}, "clamp": {"alpha": -0.5, "beta": 0.75}}.get(func, {})
 
 
-def expert(seed: int, d_in: int, d_hidden: int, d_out: int, kind: int) -> Graph:
+def expert(seed: int, d_in: int, d_hidden: int, d_out: int, kind: int, fmt: str = "fp32") -> Graph:
     """One expert: 0 a plain MLP, 1 gated with a norm, 2 with a slice, a concat and a residual, 3 no weights at all."""
     rng = np.random.default_rng(seed)
     graph = Graph(f"expert{seed}")
     x = graph.add_input("x", (d_in,))
     if kind == 0:
-        y = linear(graph, rng, linear(graph, rng, x, d_hidden, True, activation="gelu"), d_out, True)
+        y = linear(graph, rng, linear(graph, rng, x, d_hidden, True, fmt, activation="gelu"), d_out, True, fmt)
     elif kind == 1:
         z = graph.add("rmsnorm", x, constant(graph, rng, "gamma", d_in), eps=1e-6)
-        gate = graph.add("unary", linear(graph, rng, z, d_hidden, False), func="silu")
-        up = linear(graph, rng, z, d_hidden, False)
-        y = linear(graph, rng, graph.add("binary", gate, up, func="mul"), d_out, False)
+        gate = graph.add("unary", linear(graph, rng, z, d_hidden, False, fmt), func="silu")
+        up = linear(graph, rng, z, d_hidden, False, fmt)
+        y = linear(graph, rng, graph.add("binary", gate, up, func="mul"), d_out, False, fmt)
     elif kind == 2:
-        h = linear(graph, rng, x, d_hidden, True)
+        h = linear(graph, rng, x, d_hidden, True, fmt)
         left = graph.add("slice", h, axis=0, start=0, stop=max(1, d_hidden // 2), step=1)
         both = graph.add("concat", left, x, axis=0)
         y = linear(graph, rng, graph.add("softmax", both), d_out, True)
@@ -60,7 +88,8 @@ def add_moe(graph: Graph, draw: st.DrawFn, rng: np.random.Generator, x: str) -> 
     d_hidden, d_out = draw(st.integers(1, 20)), draw(st.sampled_from([d_in, d_in, 5]))
     kinds = draw(st.sampled_from([(0,), (1,), (2,), (3,), (0, 1)]))
     seed = draw(st.integers(0, 1 << 16))
-    body = [expert(seed + e, d_in, d_hidden, d_out, kinds[e % len(kinds)]) for e in range(experts)]
+    fmt = draw(st.sampled_from(FORMATS))
+    body = [expert(seed + e, d_in, d_hidden, d_out, kinds[e % len(kinds)], fmt) for e in range(experts)]
     logits = linear(graph, rng, x, experts, draw(st.booleans()))
     router = Router(experts, k, score, normalize, scale)
     return graph.add("moe", x, logits, router=router, experts=body)
@@ -74,7 +103,7 @@ def add_random(graph: Graph, draw: st.DrawFn, rng: np.random.Generator, values: 
     op = draw(st.sampled_from(["linear", "unary", "binary", "same", "softmax", "norm", "reduce", "reshape", "transpose",
                                "slice", "concat", "expand", "moe", "constant"]))  # fmt: skip
     if op == "linear":
-        return linear(graph, rng, x, draw(st.integers(1, 20)), draw(st.booleans()),
+        return linear(graph, rng, x, draw(st.integers(1, 20)), draw(st.booleans()), draw(st.sampled_from(FORMATS)),
                       activation=draw(st.sampled_from([None, "relu", "tanh"])))  # fmt: skip
     if op == "unary":
         func = draw(st.sampled_from(UNARY))

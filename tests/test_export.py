@@ -10,10 +10,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from colibri import engine, exporter
+from colibri._engine import ffi, lib
 from colibri.errors import ExportError
 from colibri.graph import Graph, Router
 from colibri.reference.interpreter import Trace, run
-from tests.graphs import constant, expert, graphs, linear
+from tests.graphs import FORMATS, constant, expert, graphs, linear
+
+KERNELS = sorted({"plain", ffi.string(lib.best_kernels()).decode()})
 
 RANDOM = settings(
     deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -53,10 +56,26 @@ def moe_graph(router: Router, d: int = 6, tokens: int = 1) -> Graph:
 def test_engine_equals_reference_bit_for_bit(graph: Graph, max_batch: int, batch: int) -> None:
     export = build(graph, max_batch)
     inputs = rows(graph, batch, 1)
-    model = engine.load(export.image)
-    for want, have in zip(run(export.graph, inputs), outputs(model, inputs), strict=True):
-        assert want.shape == have.shape
-        assert want.tobytes() == have.tobytes()
+    for kernels in KERNELS:
+        model = engine.load(export.image, kernels=kernels)
+        for want, have in zip(run(export.graph, inputs), outputs(model, inputs), strict=True):
+            assert want.shape == have.shape
+            assert want.tobytes() == have.tobytes()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("fmt", FORMATS)
+@given(st.data())
+@settings(deadline=None, max_examples=25)
+def test_every_format_gives_the_reference_bits_for_any_shape(fmt: str, kernels: str, data: st.DataObject) -> None:
+    rows, cols = data.draw(st.integers(1, 90)), data.draw(st.integers(1, 700))
+    rng = np.random.default_rng(data.draw(st.integers(0, 1 << 16)))
+    graph = Graph("linear")
+    graph.outputs = [linear(graph, rng, graph.add_input("x", (cols,)), rows, data.draw(st.booleans()), fmt)]
+    export = exporter.build(graph, max_batch=11)
+    x = (rng.standard_normal((data.draw(st.integers(1, 11)), cols)) * 10 ** rng.uniform(-3, 3)).astype(np.float32)
+    x[rng.random(x.shape) < 0.05] = 0
+    assert engine.load(export.image, kernels=kernels)(x).tobytes() == run(export.graph, [x])[0].tobytes()
 
 
 @given(graphs(), st.data())

@@ -54,8 +54,12 @@ enum colibri_error {
  *   tokens   rows routed: batch_size times the tokens of a sample */
 typedef void colibri_route_hook(void *user, int layer, const int32_t *experts, int tokens, int k);
 
-/* The head of the memory block given to colibri_init. The caller may read all of it and may set `on_route` and `user`
- * after colibri_init. */
+/* A parallel loop of the caller's: call task(arg, i) once for every i below `count`, on any threads in any order, and
+ * return when all are done. The results do not depend on how the work is spread. */
+typedef void colibri_parallel_hook(void *user, void (*task)(void *arg, uint32_t index), void *arg, uint32_t count);
+
+/* The head of the memory block given to colibri_init. The caller may read all of it and may set the hooks and
+ * their users after colibri_init. */
 typedef struct colibri_context {
     int32_t status;      /* enum colibri_error: result of the last colibri_forward; COLIBRI_OK after colibri_init */
     int32_t max_batch;   /* largest batch_size */
@@ -64,6 +68,9 @@ typedef struct colibri_context {
     colibri_route_hook *on_route; /* NULL: none */
     void *user;                   /* handed to on_route */
     const uint8_t *model;         /* the model this context runs; NULL once freed */
+    colibri_parallel_hook *parallel; /* NULL: the calling thread does all the work */
+    void *parallel_user;             /* handed to parallel */
+    const void *kernels;             /* the engine's own: what this processor runs best */
 } colibri_context_t;
 
 /* Prepare a context inside `mem`.

@@ -1,51 +1,7 @@
 /* Elementwise operations of one and two operands, over up to four strided axes. */
 #include "internal.h"
 
-#include <math.h> /* sqrtf only: correctly rounded, an instruction wherever there is one */
-
 enum { CHUNK = 32 }; /* floats gathered at once where a row is strided */
-
-#define EACH(expression)                                                                                               \
-    for (size_t i = 0; i < n; ++i) {                                                                                   \
-        const float x = in[i];                                                                                         \
-        out[i] = (expression);                                                                                         \
-    }                                                                                                                  \
-    break
-
-void clb_unary(uint32_t func, float p0, float p1, const float *in, float *out, size_t n)
-{
-    switch (func) {
-    case CLB_UNARY_RELU: EACH(x < 0.0f ? 0.0f : x);
-    case CLB_UNARY_LEAKY_RELU: EACH(x < 0.0f ? x * p0 : x);
-    case CLB_UNARY_CLAMP: EACH(x < p0 ? p0 : (x > p1 ? p1 : x));
-    case CLB_UNARY_NEG: EACH(-x);
-    case CLB_UNARY_ABS: EACH(clb_abs(x));
-    case CLB_UNARY_SQUARE: EACH(x *x);
-    case CLB_UNARY_SQRT: EACH(sqrtf(x));
-    case CLB_UNARY_RSQRT: EACH(1.0f / sqrtf(x));
-    case CLB_UNARY_RECIPROCAL: EACH(1.0f / x);
-    case CLB_UNARY_EXP: EACH(clb_exp(x));
-    case CLB_UNARY_LOG: EACH(clb_log(x));
-    case CLB_UNARY_EXPM1: EACH(clb_expm1(x));
-    case CLB_UNARY_LOG1P: EACH(clb_log1p(x));
-    case CLB_UNARY_TANH: EACH(clb_tanh(x));
-    case CLB_UNARY_ERF: EACH(clb_erf(x));
-    case CLB_UNARY_SIGMOID: EACH(clb_sigmoid(x));
-    case CLB_UNARY_SILU: EACH(clb_silu(x));
-    case CLB_UNARY_GELU: EACH(clb_gelu(x));
-    case CLB_UNARY_GELU_TANH: EACH(clb_gelu_tanh(x));
-    case CLB_UNARY_SOFTPLUS: EACH(clb_softplus(x));
-    case CLB_UNARY_ELU: EACH(clb_elu(x));
-    case CLB_UNARY_HARDSWISH: EACH(clb_hardswish(x));
-    case CLB_UNARY_HARDSIGMOID: EACH(clb_hardsigmoid(x));
-    default:
-        if (in != out) {
-            memmove(out, in, n * sizeof(float)); /* a hostile program may let them overlap */
-        }
-    }
-}
-
-#undef EACH
 
 #define EACH(expression)                                                                                               \
     for (size_t i = 0; i < n; ++i) {                                                                                   \
@@ -81,7 +37,7 @@ static const float *gather(const float *row, size_t stride, size_t n, float *buf
 }
 
 /* One innermost row of map1 (b is NULL) or map2. */
-static void map_row(const clb_op *op, const float *a, const float *b, float *out)
+static void map_row(const clb_kernels *kernels, const clb_op *op, const float *a, const float *b, float *out)
 {
     const size_t n = op->dims[3], sa = op->sa[3], sb = op->sb[3], so = op->so[3];
     const size_t step = sa == 1 && so == 1 && (b == NULL || sb == 1) ? n : CHUNK;
@@ -91,7 +47,7 @@ static void map_row(const clb_op *op, const float *a, const float *b, float *out
         const float *x = gather(a + i * sa, sa, count, left);
         float *y = so == 1 ? out + i : result;
         if (b == NULL) {
-            clb_unary(op->func, op->p0, op->p1, x, y, count);
+            kernels->unary(op->func, op->p0, op->p1, x, y, count);
         } else {
             binary(op->func, x, gather(b + i * sb, sb, count, right), y, count);
         }
@@ -101,12 +57,12 @@ static void map_row(const clb_op *op, const float *a, const float *b, float *out
     }
 }
 
-static void map(const clb_op *op, const float *a, const float *b, float *out)
+static void map(const clb_kernels *kernels, const clb_op *op, const float *a, const float *b, float *out)
 {
     for (size_t i = 0; i < op->dims[0]; ++i) {
         for (size_t j = 0; j < op->dims[1]; ++j) {
             for (size_t k = 0; k < op->dims[2]; ++k) {
-                map_row(op, a + i * op->sa[0] + j * op->sa[1] + k * op->sa[2],
+                map_row(kernels, op, a + i * op->sa[0] + j * op->sa[1] + k * op->sa[2],
                         b == NULL ? NULL : b + i * op->sb[0] + j * op->sb[1] + k * op->sb[2],
                         out + i * op->so[0] + j * op->so[1] + k * op->so[2]);
             }
@@ -117,13 +73,20 @@ static void map(const clb_op *op, const float *a, const float *b, float *out)
 void clb_map1(const clb_op *op, const clb_tile *tile)
 {
     for (uint32_t row = 0; row < tile->rows; ++row) {
-        map(op, tile->a[row], NULL, tile->out[row]);
+        map(tile->kernels, op, tile->a[row], NULL, tile->out[row]);
     }
 }
 
 void clb_map2(const clb_op *op, const clb_tile *tile)
 {
     for (uint32_t row = 0; row < tile->rows; ++row) {
-        map(op, tile->a[row], tile->b[row], tile->out[row]);
+        map(tile->kernels, op, tile->a[row], tile->b[row], tile->out[row]);
+    }
+}
+
+void clb_quantize(const clb_op *op, const clb_tile *tile)
+{
+    for (uint32_t row = 0; row < tile->rows; ++row) {
+        tile->kernels->quantize(tile->a[row], tile->out[row], op->dims[0]);
     }
 }

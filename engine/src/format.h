@@ -19,14 +19,20 @@
 #define CLB_ALIGN_BUFFER 32u
 #define CLB_HEAD_BYTES 128u
 #define CLB_TILE 8u
+#define CLB_EXPERT_TILE 64u
 #define CLB_LANES 8u
 #define CLB_GROUP 256u
+#define CLB_ACTIVATION_GROUP 128u
+#define CLB_WEIGHT_GROUP 32u
 #define CLB_LIMIT 1073741824u
 #define CLB_MAX_BATCH 65536u
 #define CLB_MAX_EXPERTS 65536u
+#define CLB_MAX_COLUMNS 65536u
 
 enum clb_op {
     CLB_OP_LINEAR,
+    CLB_OP_LINEAR_Q,
+    CLB_OP_QUANTIZE,
     CLB_OP_MAP1,
     CLB_OP_MAP2,
     CLB_OP_SOFTMAX,
@@ -50,7 +56,11 @@ enum clb_space {
 
 enum clb_layout {
     CLB_LAYOUT_FLAT,
-    CLB_LAYOUT_ROWS8,
+    CLB_LAYOUT_ROWS8_F32,
+    CLB_LAYOUT_ROWS8_F16,
+    CLB_LAYOUT_ROWS8_I8,
+    CLB_LAYOUT_ROWS8_I4,
+    CLB_LAYOUT_RESIDUAL,
     CLB_LAYOUT_COUNT
 };
 
@@ -187,13 +197,14 @@ typedef struct {
     clb_operand work;
     uint32_t w0;
     uint32_t w1;
+    uint32_t w2;
     uint32_t dims[4];
     uint32_t sa[4];
     uint32_t sb[4];
     uint32_t so[4];
     float p0;
     float p1;
-    uint32_t reserved[2];
+    uint32_t reserved;
 } CLB_ALIAS clb_op;
 _Static_assert(sizeof(clb_op) == 192, "no padding");
 

@@ -19,6 +19,7 @@ colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model
     ctx->input_size = model.header->input_floats;
     ctx->output_size = model.header->output_floats;
     ctx->model = model_bin;
+    ctx->kernels = clb_best_kernels();
     return ctx;
 }
 
@@ -42,11 +43,20 @@ int colibri_get_num_experts(const uint8_t *model_bin)
     return error == COLIBRI_OK ? (int)header->experts : -error;
 }
 
-static clb_kernel *const kernels[CLB_OP_MOE] = {
-    [CLB_OP_LINEAR] = clb_linear,       [CLB_OP_MAP1] = clb_map1,       [CLB_OP_MAP2] = clb_map2,
-    [CLB_OP_SOFTMAX] = clb_softmax,     [CLB_OP_LAYERNORM] = clb_layernorm, [CLB_OP_RMSNORM] = clb_rmsnorm,
+static clb_kernel *const kernels[CLB_OP_COUNT] = {
+    [CLB_OP_QUANTIZE] = clb_quantize, [CLB_OP_MAP1] = clb_map1,           [CLB_OP_MAP2] = clb_map2,
+    [CLB_OP_SOFTMAX] = clb_softmax,   [CLB_OP_LAYERNORM] = clb_layernorm, [CLB_OP_RMSNORM] = clb_rmsnorm,
     [CLB_OP_REDUCE] = clb_reduce,
 };
+
+static float *token_at(const clb_routed *r, int out, size_t position)
+{
+    const uint32_t choice = r->order[position];
+    if (!out) {
+        return clb_row_of(&r->op->a, r->x, r->op->rows, choice / r->k);
+    }
+    return r->k == 1 ? clb_row_of(&r->op->out, r->y, r->op->rows, choice) : r->y + (size_t)choice * r->d_out;
+}
 
 /* Row `row` of sample `sample` of an operand; `constant` is the tensor it reads where its space is `const`. */
 static const float *locate(const clb_operand *v, const clb_frame *f, const float *constant, size_t sample, size_t row)
@@ -57,36 +67,47 @@ static const float *locate(const clb_operand *v, const clb_frame *f, const float
     case CLB_SPACE_INPUT: base = f->input; break;
     case CLB_SPACE_OUTPUT: base = f->output; break;
     case CLB_SPACE_CONST: base = constant; break;
-    case CLB_SPACE_TOKEN_IN: base = f->token_in[sample]; break;
-    case CLB_SPACE_TOKEN_OUT: base = f->token_out[sample]; break;
+    case CLB_SPACE_TOKEN_IN:
+    case CLB_SPACE_TOKEN_OUT: base = token_at(f->routed, v->space == CLB_SPACE_TOKEN_OUT, sample); break;
     default: return NULL;
     }
     return base + v->offset / sizeof(float) + sample * v->sample_stride + row * v->row_stride;
 }
 
-static const float *tensor(const clb_frame *frame, uint32_t number)
+const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number)
 {
-    return number == CLB_NONE ? NULL : (const float *)(const void *)(frame->weights + frame->tensors[number].offset);
+    return number == CLB_NONE ? NULL : frame->weights + frame->tensors[number].offset;
+}
+
+void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame *frame, uint32_t *sample, uint32_t *row,
+                   clb_tile *tile)
+{
+    uint32_t n = 0;
+    for (; n < CLB_TILE && *sample < samples; ++n) {
+        tile->a[n] = locate(&op->a, frame, tile->w0, *sample, *row);
+        tile->b[n] = locate(&op->b, frame, tile->w1, *sample, *row);
+        tile->out[n] = (float *)(uintptr_t)locate(&op->out, frame, NULL, *sample, *row);
+        if (++*row == op->rows) {
+            *row = 0;
+            ++*sample;
+        }
+    }
+    tile->rows = n;
 }
 
 void clb_run_op(const clb_op *op, uint32_t samples, const clb_frame *frame)
 {
+    if (op->code == CLB_OP_LINEAR || op->code == CLB_OP_LINEAR_Q) {
+        clb_run_linear(op, samples, frame);
+        return;
+    }
     clb_tile tile;
-    tile.w0 = tensor(frame, op->w0);
-    tile.w1 = tensor(frame, op->w1);
+    tile.w0 = (const float *)(const void *)clb_tensor_at(frame, op->w0);
+    tile.w1 = (const float *)(const void *)clb_tensor_at(frame, op->w1);
+    tile.kernels = frame->ctx->kernels;
     uint32_t sample = 0, row = 0;
     while (sample < samples) {
-        uint32_t n = 0;
-        for (; n < CLB_TILE && sample < samples; ++n) {
-            tile.a[n] = locate(&op->a, frame, tile.w0, sample, row);
-            tile.b[n] = locate(&op->b, frame, tile.w1, sample, row);
-            tile.out[n] = (float *)(uintptr_t)locate(&op->out, frame, NULL, sample, row);
-            if (++row == op->rows) {
-                row = 0;
-                ++sample;
-            }
-        }
-        tile.rows = n;
+        clb_next_tile(op, samples, frame, &sample, &row, &tile);
         kernels[op->code](op, &tile);
     }
 }
@@ -108,10 +129,10 @@ void colibri_forward(colibri_context_t *ctx, const float *input, float *output, 
     clb_parse(ctx->model, &model);
     const uint32_t samples = (uint32_t)batch_size;
     const clb_frame frame = {.tensors = model.tensors, .weights = model.bytes, .arena = (uint8_t *)ctx,
-                             .input = input, .output = output};
+                             .input = input, .output = output, .ctx = ctx};
     for (uint32_t n = 0; n < model.header->main_ops; ++n) {
         if (model.ops[n].code == CLB_OP_MOE) {
-            clb_run_moe(&model, &model.ops[n], samples, &frame, ctx);
+            clb_run_moe(&model, &model.ops[n], samples, &frame);
         } else {
             clb_run_op(&model.ops[n], samples, &frame);
         }

@@ -15,6 +15,14 @@
 
 #include <string.h>
 
+/* Blocks of 8 output rows a product computes at once: several streams from memory and independent sums. One where every
+ * byte of stack counts. */
+#if defined(__x86_64__)
+#define CLB_PANEL 4u
+#else
+#define CLB_PANEL 1u
+#endif
+
 /* A model whose structure has been proven; every pointer looks into the caller's read-only bytes. */
 typedef struct {
     const uint8_t *bytes;
@@ -26,6 +34,15 @@ typedef struct {
     const clb_expert *experts;
 } clb_model;
 
+/* The tokens of an expert, in the order it sees them. A choice is (token, slot), numbered token · k + slot. */
+typedef struct {
+    const clb_op *op; /* the MoE operation */
+    const float *x;   /* base of its tokens */
+    float *y;         /* base of its output; where k > 1, of the slots */
+    const uint32_t *order;
+    uint32_t k, d_out;
+} clb_routed;
+
 /* Where the spaces of an operation's operands are while it runs. */
 typedef struct {
     const clb_tensor *tensors;
@@ -33,8 +50,8 @@ typedef struct {
     uint8_t *arena;         /* the context block */
     const float *input;
     float *output;
-    const float *const *token_in; /* in an expert: one pointer a token */
-    float *const *token_out;
+    const clb_routed *routed; /* in an expert */
+    const colibri_context_t *ctx;
 } clb_frame;
 
 /* Up to CLB_TILE rows for a kernel: one pointer a row. */
@@ -43,7 +60,31 @@ typedef struct {
     const float *w0, *w1; /* NULL: none */
     const float *a[CLB_TILE], *b[CLB_TILE];
     float *out[CLB_TILE];
+    const struct clb_kernels *kernels;
 } clb_tile;
+
+/* A row quantised to int8, inside float storage: scales, then the sum of every 32 inputs, then the inputs. */
+typedef struct {
+    const float *scale;
+    const int32_t *sum;
+    const int8_t *q;
+} clb_record;
+
+/* total[block][row][lane] += the product of `blocks` blocks of a matrix, `stride` bytes apart, with the tile's rows `a`. */
+typedef void clb_product(const uint8_t *matrix, size_t stride, uint32_t blocks, const clb_tile *tile, uint32_t cols,
+                         float total[CLB_PANEL][CLB_TILE][CLB_LANES]);
+
+/* What one instruction set provides; every table gives the same bits. */
+typedef struct clb_kernels {
+    const char *name;
+    clb_product *products[CLB_LAYOUT_COUNT]; /* by the matrix's layout, for float rows */
+    clb_product *products_q[CLB_LAYOUT_COUNT]; /* for quantised rows */
+    void (*quantize)(const float *x, float *record, uint32_t cols);
+    void (*unary)(uint32_t func, float p0, float p1, const float *x, float *out, size_t n); /* out may be x */
+} clb_kernels;
+
+extern const clb_kernels clb_kernels_plain, clb_kernels_avx2;
+const clb_kernels *clb_best_kernels(void);
 
 /* validate.c */
 int clb_read_header(const uint8_t *model, const clb_header **header);
@@ -55,19 +96,27 @@ uint32_t clb_crc32(const void *data, uint64_t bytes);
 /* forward.c: run one operation that is not an MoE on rows of `samples` samples */
 void clb_run_op(const clb_op *op, uint32_t samples, const clb_frame *frame);
 
-/* moe.c */
-void clb_run_moe(const clb_model *model, const clb_op *op, uint32_t samples, const clb_frame *frame,
-                 const colibri_context_t *ctx);
+/* Fill the next tile from row `row` of sample `sample` on, and advance them; the tensors are set already. */
+void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame *frame, uint32_t *sample, uint32_t *row,
+                   clb_tile *tile);
+const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number);
+
+/* moe.c: where row `token` of an operand of the MoE operation is */
+void clb_run_moe(const clb_model *model, const clb_op *op, uint32_t samples, const clb_frame *frame);
+float *clb_row_of(const clb_operand *v, const float *base, uint32_t rows, size_t token);
 
 /* routing.c: experts (k) best first and their weights (k), from one token's logits (layer->experts) */
 void clb_route(const clb_layer *layer, const float *logits, int32_t *experts, float *weights);
 
-/* linear.c, elementwise.c, reduce.c: the kernels, indexed by enum clb_op */
-typedef void clb_kernel(const clb_op *op, const clb_tile *tile);
-clb_kernel clb_linear, clb_map1, clb_map2, clb_softmax, clb_layernorm, clb_rmsnorm, clb_reduce;
+/* linear.c: bytes of 8 rows of a matrix, 0 for a layout that is none; and the product */
+size_t clb_block_bytes(uint32_t layout, uint32_t cols);
 
-/* elementwise.c: out[i] = func(x[i]); out may be x */
-void clb_unary(uint32_t func, float p0, float p1, const float *x, float *out, size_t n);
+/* a matrix product, spread over the caller's threads where it is large */
+void clb_run_linear(const clb_op *op, uint32_t samples, const clb_frame *frame);
+
+/* elementwise.c, reduce.c: the other kernels, indexed by enum clb_op */
+typedef void clb_kernel(const clb_op *op, const clb_tile *tile);
+clb_kernel clb_quantize, clb_map1, clb_map2, clb_softmax, clb_layernorm, clb_rmsnorm, clb_reduce;
 
 /* reduce.c: the sum of n floats `stride` apart, in the one order defined for reductions */
 float clb_lane_sum(const float *x, size_t stride, size_t n);
@@ -76,6 +125,34 @@ float clb_lane_tree(const float lanes[CLB_LANES]);
 static inline uint32_t clb_min(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
+}
+
+static inline uint32_t clb_ceil(uint32_t n, uint32_t by)
+{
+    return n / by + (n % by != 0);
+}
+
+/* 4-byte words of a quantised row. */
+static inline uint32_t clb_record_floats(uint32_t cols)
+{
+    return clb_ceil(cols, CLB_ACTIVATION_GROUP) + 9 * clb_ceil(cols, CLB_WEIGHT_GROUP);
+}
+
+static inline clb_record clb_record_at(const float *row, uint32_t cols)
+{
+    clb_record r;
+    r.scale = row;
+    r.sum = (const int32_t *)(const void *)(row + clb_ceil(cols, CLB_ACTIVATION_GROUP));
+    r.q = (const int8_t *)(const void *)(r.sum + clb_ceil(cols, CLB_WEIGHT_GROUP));
+    return r;
+}
+
+/* The float16 with these bits: exact, for a float32 holds every one. */
+static inline float clb_half(uint16_t h)
+{
+    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = (uint32_t)(h & 0x7FFFu) << 13;
+    const float finite = clb_from_bits(rest) * 0x1p112f; /* moves the exponent; denormals included */
+    return clb_from_bits(sign | (rest >= 0x0F800000u ? 0x7F800000u | rest : clb_bits(finite)));
 }
 
 #endif

@@ -22,17 +22,18 @@ static workspace workspace_at(uint8_t *at, const clb_layer *layer, size_t choice
     return w;
 }
 
-static float *row_of(const clb_operand *v, float *base, uint32_t rows, size_t token)
+float *clb_row_of(const clb_operand *v, const float *base, uint32_t rows, size_t token)
 {
-    return base + v->offset / sizeof(float) + token / rows * v->sample_stride + token % rows * v->row_stride;
+    /* Only what the validator has found to be written is written through this. */
+    return (float *)(uintptr_t)base + v->offset / sizeof(float) + token / rows * v->sample_stride +
+           token % rows * v->row_stride;
 }
 
-static float *base_of(const clb_operand *v, const clb_frame *frame)
+static const float *base_of(const clb_operand *v, const clb_frame *frame)
 {
-    /* The input is only ever read; the validator sees to it. */
-    return v->space == CLB_SPACE_ARENA    ? (float *)(void *)frame->arena
+    return v->space == CLB_SPACE_ARENA    ? (const float *)(const void *)frame->arena
            : v->space == CLB_SPACE_OUTPUT ? frame->output
-                                          : (float *)(uintptr_t)frame->input;
+                                          : frame->input;
 }
 
 /* Counting sort of the choices by expert, stable, so that an expert sees its tokens in order. */
@@ -50,37 +51,32 @@ static void group(const workspace *w, uint32_t experts, size_t choices)
     }
 }
 
-void clb_run_moe(const clb_model *model, const clb_op *op, uint32_t samples, const clb_frame *frame,
-                 const colibri_context_t *ctx)
+void clb_run_moe(const clb_model *model, const clb_op *op, uint32_t samples, const clb_frame *frame)
 {
     const clb_layer *layer = &model->layers[op->w0];
+    const colibri_context_t *ctx = frame->ctx;
     const uint32_t k = layer->k, rows = op->rows;
     const size_t tokens = (size_t)samples * rows, choices = tokens * k;
-    float *x = base_of(&op->a, frame), *logits = base_of(&op->b, frame), *y = base_of(&op->out, frame);
+    const float *x = base_of(&op->a, frame), *logits = base_of(&op->b, frame), *y = base_of(&op->out, frame);
     const workspace w = workspace_at(frame->arena + op->work.offset, layer, choices);
 
     for (size_t t = 0; t < tokens; ++t) {
-        clb_route(layer, row_of(&op->b, logits, rows, t), w.experts + t * k, w.weights + t * k);
+        clb_route(layer, clb_row_of(&op->b, logits, rows, t), w.experts + t * k, w.weights + t * k);
     }
     if (ctx->on_route != NULL) {
         ctx->on_route(ctx->user, (int)op->w0, w.experts, (int)tokens, (int)k);
     }
     group(&w, layer->experts, choices);
 
+    clb_routed routed = {.op = op, .x = x, .y = k == 1 ? (float *)(uintptr_t)y : w.slots, .k = k, .d_out = layer->d_out};
+    clb_frame inside = {.tensors = model->tensors, .arena = frame->arena, .routed = &routed, .ctx = ctx};
     uint32_t next = 0;
     for (uint32_t e = 0; e < layer->experts; ++e) {
         const clb_expert *expert = &model->experts[layer->first_expert + e];
+        inside.weights = model->bytes + expert->offset;
         while (next < w.ends[e]) {
             const uint32_t count = clb_min(w.ends[e] - next, layer->tile);
-            const float *in[CLB_TILE];
-            float *out[CLB_TILE];
-            for (uint32_t i = 0; i < count; ++i) {
-                const size_t choice = w.order[next + i];
-                in[i] = row_of(&op->a, x, rows, choice / k);
-                out[i] = k == 1 ? row_of(&op->out, y, rows, choice) : w.slots + choice * layer->d_out;
-            }
-            const clb_frame inside = {.tensors = model->tensors, .weights = model->bytes + expert->offset,
-                                      .arena = frame->arena, .token_in = in, .token_out = out};
+            routed.order = w.order + next;
             for (uint32_t n = 0; n < expert->ops; ++n) {
                 clb_run_op(&model->ops[expert->first_op + n], count, &inside);
             }
@@ -89,7 +85,7 @@ void clb_run_moe(const clb_model *model, const clb_op *op, uint32_t samples, con
     }
 
     for (size_t t = 0; t < tokens; ++t) {
-        float *total = row_of(&op->out, y, rows, t);
+        float *total = clb_row_of(&op->out, y, rows, t);
         for (uint32_t slot = 0; slot < k; ++slot) {
             const float weight = w.weights[t * k + slot];
             const float *value = k == 1 ? total : w.slots + (t * k + slot) * layer->d_out;

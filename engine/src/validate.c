@@ -121,14 +121,18 @@ static int tensor_fits(const clb_tensor *t, uint64_t first, uint64_t bytes)
     if (t->rows < 1 || t->rows > CLB_LIMIT || t->cols < 1 || t->cols > CLB_LIMIT) {
         return 0;
     }
-    uint64_t rows = t->rows;
-    if (t->layout == CLB_LAYOUT_ROWS8) {
-        rows = (rows + CLB_LANES - 1) / CLB_LANES * CLB_LANES;
-    } else if (t->layout != CLB_LAYOUT_FLAT || rows != 1) {
-        return 0;
+    const uint64_t blocks = (t->rows + CLB_LANES - 1) / CLB_LANES;
+    int sized;
+    if (t->layout == CLB_LAYOUT_FLAT) {
+        sized = t->rows == 1 && t->bytes == (uint64_t)t->cols * sizeof(float);
+    } else if (t->layout == CLB_LAYOUT_RESIDUAL) { /* its entries are clamped where they are read */
+        sized = t->cols <= CLB_MAX_COLUMNS && t->bytes >= blocks * 12 && (t->bytes - blocks * 12) % 4 == 0;
+    } else {
+        const uint64_t each = clb_block_bytes(t->layout, t->cols);
+        sized = each != 0 && t->bytes == blocks * each;
     }
-    return t->bytes == rows * t->cols * sizeof(float) && t->offset % CLB_ALIGN_MODEL == 0 && t->offset >= first &&
-           t->offset - first <= bytes && t->bytes <= bytes - (t->offset - first);
+    return sized && t->offset % CLB_ALIGN_MODEL == 0 && t->offset >= first && t->offset - first <= bytes &&
+           t->bytes <= bytes - (t->offset - first);
 }
 
 /* What an operation may touch: the whole model, or, where `expert` is set, one expert on a tile of tokens. Nothing may
@@ -274,18 +278,39 @@ static int map_fits(const scope *s, const clb_op *op, const clb_tensor *w0, cons
            operand_fits(s, op, &op->out, reach(op->dims, op->so), NULL, WRITE);
 }
 
+static int linear_fits(const scope *s, const clb_op *op, const clb_tensor *w0, const clb_tensor *w1, const clb_tensor *w2)
+{
+    const uint32_t cols = op->dims[0], rows = op->dims[1];
+    const int quantized = op->code == CLB_OP_LINEAR_Q;
+    if (w0 == NULL || w0->rows != rows || w0->cols != cols || !is_vector(w1, rows) || op->func >= CLB_UNARY_COUNT ||
+        op->b.space != CLB_SPACE_NONE) {
+        return 0;
+    }
+    const uint32_t layout = w0->layout, i8 = layout == CLB_LAYOUT_ROWS8_I8, i4 = layout == CLB_LAYOUT_ROWS8_I4;
+    if (quantized ? !(i8 || i4) : !(i8 || layout == CLB_LAYOUT_ROWS8_F32 || layout == CLB_LAYOUT_ROWS8_F16)) {
+        return 0;
+    }
+    if (w2 != NULL && (w2->layout != CLB_LAYOUT_RESIDUAL || w2->rows != rows || w2->cols != cols || !(i8 || i4))) {
+        return 0;
+    }
+    return operand_fits(s, op, &op->a, quantized ? clb_record_floats(cols) : cols, NULL, READ) &&
+           operand_fits(s, op, &op->out, rows, NULL, WRITE);
+}
+
 static int op_fits(const scope *s, const clb_op *op)
 {
-    const clb_tensor *w0, *w1;
+    const clb_tensor *w0, *w1, *w2;
     const uint32_t n = op->dims[0];
-    if (op->rows < 1 || op->rows > CLB_LIMIT || !zero(op->reserved, 2) || !tensor_of(s, op->w0, &w0) || !tensor_of(s, op->w1, &w1)) {
+    if (op->rows < 1 || op->rows > CLB_LIMIT || op->reserved != 0 || !tensor_of(s, op->w0, &w0) ||
+        !tensor_of(s, op->w1, &w1) || !tensor_of(s, op->w2, &w2)) {
         return 0;
     }
     switch (op->code) {
     case CLB_OP_LINEAR:
-        return w0 != NULL && w0->layout == CLB_LAYOUT_ROWS8 && w0->rows == op->dims[1] && w0->cols == n &&
-               is_vector(w1, op->dims[1]) && op->func < CLB_UNARY_COUNT && op->b.space == CLB_SPACE_NONE &&
-               operand_fits(s, op, &op->a, n, NULL, READ) && operand_fits(s, op, &op->out, op->dims[1], NULL, WRITE);
+    case CLB_OP_LINEAR_Q: return linear_fits(s, op, w0, w1, w2);
+    case CLB_OP_QUANTIZE:
+        return n >= 1 && n <= CLB_LIMIT / 2 && op->b.space == CLB_SPACE_NONE && operand_fits(s, op, &op->a, n, NULL, READ) &&
+               operand_fits(s, op, &op->out, clb_record_floats(n), NULL, WRITE);
     case CLB_OP_MAP1:
     case CLB_OP_MAP2: return map_fits(s, op, w0, w1);
     case CLB_OP_SOFTMAX:
@@ -301,7 +326,9 @@ static int op_fits(const scope *s, const clb_op *op)
 /* Multiply-accumulates of an operation on one sample. */
 static uint64_t macs_of(const clb_op *op)
 {
-    return op->code == CLB_OP_LINEAR ? (uint64_t)op->rows * op->dims[0] * op->dims[1] : 0;
+    return op->code == CLB_OP_LINEAR || op->code == CLB_OP_LINEAR_Q
+               ? (uint64_t)op->rows * op->dims[0] * op->dims[1]
+               : 0;
 }
 
 static int expert_program_fits(const scope *s)
@@ -323,7 +350,7 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number,
 {
     const clb_model *m = whole->model;
     const uint64_t context = m->header->context_bytes;
-    if (op->w0 != layer_number || !zero(op->reserved, 2) || op->rows < 1 || op->rows > CLB_LIMIT || op->a.space == CLB_SPACE_CONST ||
+    if (op->w0 != layer_number || op->reserved != 0 || op->rows < 1 || op->rows > CLB_LIMIT || op->a.space == CLB_SPACE_CONST ||
         op->b.space == CLB_SPACE_CONST || op->work.space != CLB_SPACE_ARENA || op->work.offset % CLB_ALIGN_BUFFER != 0 ||
         op->work.offset < CLB_HEAD_BYTES || op->work.offset > context) {
         return 0;
@@ -370,7 +397,7 @@ static int layer_fits(const clb_header *h, const clb_layer *l, uint32_t first_ex
            l->k <= l->experts && l->score < CLB_SCORE_COUNT && l->normalize < CLB_NORMALIZE_COUNT &&
            (logit ? softmax || l->normalize == CLB_NORMALIZE_ONE : !softmax) && l->scale - l->scale == 0.0f &&
            l->d_in >= 1 && l->d_in <= CLB_LIMIT && l->d_out >= 1 && l->d_out <= CLB_LIMIT && l->tile >= 1 &&
-           l->tile <= CLB_TILE && l->experts <= CLB_MAX_EXPERTS && zero(l->reserved, 7);
+           l->tile <= CLB_EXPERT_TILE && l->experts <= CLB_MAX_EXPERTS && zero(l->reserved, 7);
 }
 
 static int expert_fits(const clb_header *h, const clb_expert *e, uint32_t layer)

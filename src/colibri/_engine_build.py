@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from cffi import FFI
 
 ENGINE = Path(__file__).resolve().parents[2] / "engine"
-FLAGS = ["-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"]
 
 ffi = FFI()
 ffi.cdef("""
@@ -26,7 +24,8 @@ const char *colibri_error_text(int error);
 const char *colibri_version(void);
 void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size);
 void forward_recording(colibri_context_t *ctx, const float *input, float *output, int batch_size, int32_t *choices);
-void apply_unary(int func, float p0, float p1, const float *in, float *out, size_t n);
+int use_kernels(colibri_context_t *ctx, const char *name);
+const char *best_kernels(void);
 """)
 ffi.set_source(
     "colibri._engine",
@@ -53,13 +52,21 @@ static void forward_recording(colibri_context_t *ctx, const float *input, float 
     ctx->user = NULL;
 }
 
-static void apply_unary(int func, float p0, float p1, const float *in, float *out, size_t n)
+/* Make a context use the named kernels instead of the best ones; 0 where this machine has none of that name. */
+static int use_kernels(colibri_context_t *ctx, const char *name)
 {
-    clb_unary((uint32_t)func, p0, p1, in, out, n);
+    const clb_kernels *best = clb_best_kernels();
+    const clb_kernels *chosen = strcmp(name, best->name) == 0 ? best : &clb_kernels_plain;
+    ctx->kernels = chosen;
+    return strcmp(name, chosen->name) == 0;
+}
+
+static const char *best_kernels(void)
+{
+    return clb_best_kernels()->name;
 }
 """,
-    sources=[os.path.relpath(path) for path in sorted((ENGINE / "src").glob("*.c"))],
     include_dirs=[str(ENGINE / "include"), str(ENGINE / "src")],
-    depends=[str(path) for path in sorted(ENGINE.glob("*/*.h"))],
-    extra_compile_args=FLAGS,
+    depends=[str(path) for path in sorted(ENGINE.rglob("*.[ch]"))],
+    extra_compile_args=["-std=c11", "-O2"],
 )

@@ -21,8 +21,9 @@ class Model:
     Safe to call from several threads at once: each call runs in a context of its own, without the interpreter lock.
     """
 
-    def __init__(self, package: Package, verify: bool = True) -> None:
+    def __init__(self, package: Package, verify: bool = True, kernels: str | None = None) -> None:
         self.package = package
+        self.kernels = kernels or ffi.string(lib.best_kernels()).decode()
         # An array, never a memoryview: cffi crashes when the garbage collector meets the latter in a cycle.
         self._model = ffi.from_buffer("uint8_t[]", package.data)
         error = lib.colibri_check(self._model, len(package.data), lib.COLIBRI_CHECK_STRUCTURE)
@@ -105,6 +106,8 @@ class Model:
             if context == ffi.NULL:
                 error = lib.colibri_diagnose(pointer, size, self._model)
                 raise ModelError(f"{self.package.path}: {spec.error_text(error)}", error) from None
+            if not lib.use_kernels(context, self.kernels.encode()):
+                raise ModelError(f"this machine has no {self.kernels!r} kernels") from None
             return context, pointer
 
     def _pack(self, inputs: tuple[Any, ...]) -> Array:
@@ -168,15 +171,16 @@ def aligned(size: int, to: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return raw[start : start + size]
 
 
-def load(path: str | Path | bytes, verify: bool = True) -> Model:
+def load(path: str | Path | bytes, verify: bool = True, kernels: str | None = None) -> Model:
     """Load a model.bin, the directory of an export, or a model's bytes.
 
-    `verify` checks the weights' checksums, which reads the whole file. Raises ModelError for what is not a sound model.
+    `verify` checks the weights' checksums, which reads the whole file. `kernels` names the instruction set to use
+    instead of the best: `plain` or `avx2`; the bits are the same. Raises ModelError for what is not a sound model.
     """
     if isinstance(path, bytes):
         memory = aligned(len(path), spec.ALIGN_MODEL)
         memory[:] = np.frombuffer(path, np.uint8)
         if len(path) < spec.HEADER.bytes:
             raise ModelError(f"{len(path)} bytes are fewer than a model's header", 5)
-        return Model(parse(memory, "model"), verify)
-    return Model(open_package(path), verify)
+        return Model(parse(memory, "model"), verify, kernels)
+    return Model(open_package(path), verify, kernels)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from colibri import spec
+from colibri import spec, weights
 from colibri.certify import Certificate, certify
 from colibri.emit import c_source, model_bin
 from colibri.engine import Model, load
@@ -25,6 +25,7 @@ from colibri.passes import optimize
 from colibri.plan import plan
 from colibri.program import Program
 from colibri.reference.interpreter import run
+from colibri.weights import StoredWeight
 
 DTYPES = ("fp32",)
 _COMPARED_ROWS = 64  # rows run through reference and engine before anything is written
@@ -78,9 +79,7 @@ def build(
         raise ExportError(f"max_batch {max_batch} is not between 1 and {spec.MAX_BATCH}")
     stage = on_stage or (lambda name, value: None)
     stage("graph", graph)
-    for name, value in graph.constants.items():
-        if not np.isfinite(value).all():
-            raise ExportError(f"constant {name!r} holds NaN or infinity: train or load the model again")
+    _require_sound_constants(graph)
     graph = optimize(graph, stage)
     program = lower(graph, max_batch)
     stage("program", program)
@@ -114,6 +113,17 @@ def write(export: Export, path: str | Path) -> Path:
     except OSError as error:
         raise ExportError(f"{path} cannot be written: {error.strerror}: choose another output directory") from None
     return path if path.suffix == ".bin" else path / "model.bin"
+
+
+def _require_sound_constants(graph: Graph) -> None:
+    for name, value in graph.constants.items():
+        if isinstance(value, StoredWeight):
+            weights.check(value)
+        elif not np.isfinite(value).all():
+            raise ExportError(f"constant {name!r} holds NaN or infinity: train or load the model again")
+    for node in graph.moe_nodes():
+        for expert in node.attrs["experts"]:
+            _require_sound_constants(expert)
 
 
 def _umask() -> int:

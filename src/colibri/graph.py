@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from colibri.errors import ExportError
+from colibri.weights import StoredWeight, Weight
 
 Shape = tuple[int, ...]
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -81,7 +82,7 @@ class Graph:
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
-    constants: dict[str, Array] = field(default_factory=dict)
+    constants: dict[str, Weight] = field(default_factory=dict)
     shapes: dict[str, Shape] = field(default_factory=dict)
 
     def add_input(self, name: str, shape: Shape) -> str:
@@ -91,17 +92,22 @@ class Graph:
         return name
 
     def add_constant(self, name: str, value: Any) -> str:
-        """Store `value` as float32 under `name` (made unique if taken by a different array); returns the name used."""
-        array = np.array(value, dtype=np.float32, order="C")
+        """Store `value`, arrays as float32, under `name` or a name like it that is free; returns the name used."""
+        stored = value if isinstance(value, StoredWeight) else np.array(value, dtype=np.float32, order="C")
         unique, n = name, 1
         while unique in self.shapes:
             held = self.constants.get(unique)
-            if held is not None and held.shape == array.shape and held.tobytes() == array.tobytes():
+            if held is stored or (_is_array(held) and _is_array(stored) and _same(held, stored)):
                 return unique
             unique, n = f"{name}.{n}", n + 1
-        self._declare(unique, array.shape)
-        self.constants[unique] = array
+        self._declare(unique, stored.shape)
+        self.constants[unique] = stored
         return unique
+
+    def array(self, name: str) -> Array:
+        """A constant as the float32 array it stands for."""
+        value = self.constants[name]
+        return value.dense() if isinstance(value, StoredWeight) else value
 
     def add(self, op: str, *inputs: str, output: str | None = None, **attrs: Any) -> str:
         """Append a node, infer its shape, return the name of its output.
@@ -192,7 +198,22 @@ class Graph:
         nodes = [(n.op, [number[i] for i in n.inputs], number[n.output], repr(sorted(n.attrs.items())))
                  for n in self.nodes]  # fmt: skip
         shapes = [self.shapes[name] for name in number]
-        return repr((len(self.inputs), len(self.constants), nodes, shapes, [number[o] for o in self.outputs]))
+        kinds = [_kind(value) for value in self.constants.values()]
+        return repr((len(self.inputs), kinds, nodes, shapes, [number[o] for o in self.outputs]))
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(a.shape == b.shape and a.tobytes() == b.tobytes())
+
+
+def _kind(value: Weight) -> tuple[str, int]:
+    """The format of a constant, and how many residuals it stores: with its shape, all that fixes its layout."""
+    residual = getattr(value, "residual", None)
+    return type(value).__name__, -1 if residual is None else len(residual.values)
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
@@ -215,6 +236,7 @@ def _linear(node: Node, shapes: list[Shape]) -> Shape:
     _need(len(x) >= 1 and len(weight) == 2 and x[-1] == weight[1], f"x {x} does not fit weight {weight} (out, in)")
     _need(len(shapes) == 2 or shapes[2] == (weight[0],), f"bias {shapes[-1]} does not fit weight {weight}")
     _need(node.attrs.get("activation") in (None, *UNARY), f"unknown activation {node.attrs.get('activation')!r}")
+    _need(node.attrs.get("activations", "int8") in ("int8", "float"), "activations are 'int8' or 'float'")
     return (*x[:-1], weight[0])
 
 
@@ -307,7 +329,7 @@ def _moe(node: Node, shapes: list[Shape]) -> Shape:
 
 
 OPS: dict[str, Callable[[Node, list[Shape]], Shape]] = {
-    "linear": _linear,  # x (…, in), weight (out, in)[, bias (out,)] -> (…, out); activation=None
+    "linear": _linear,  # x (…, in), weight (out, in)[, bias (out,)] -> (…, out); activation=None, activations="int8"
     "unary": _unary,  # x -> x's shape; func, alpha=0, beta=0
     "binary": _binary,  # a, b -> NumPy broadcasting of the per-sample shapes; func
     "softmax": _softmax,  # over the last axis

@@ -12,9 +12,11 @@ from math import prod
 import numpy as np
 
 from colibri.errors import ExportError
-from colibri.graph import Array, Graph, Node, Router, Shape
+from colibri.graph import Graph, Node, Router, Shape
+from colibri.layouts import layout_of, record_floats, store
 from colibri.program import Buffer, Expert, Layer, Op, Operand, Place, Program, Tensor, View, liveness
-from colibri.spec import ALIGN_BUFFER, ALIGN_MODEL, LANES, LIMIT, TILE, align
+from colibri.spec import ALIGN_BUFFER, ALIGN_MODEL, EXPERT_TILE, LIMIT, align
+from colibri.weights import Int4Weight, Int8Weight, Weight
 
 
 def lower(graph: Graph, max_batch: int = 1) -> Program:
@@ -55,14 +57,6 @@ def contiguous(shape: Shape) -> tuple[int, ...]:
     return tuple(reversed(strides)) if shape else ()
 
 
-def interleave(weight: Array) -> bytes:
-    """The `rows8` layout: rows in blocks of 8 (zero rows added), each block as cols × 8 float32."""
-    rows, cols = weight.shape
-    padded = np.zeros((align(rows, LANES), cols), np.float32)
-    padded[:rows] = weight
-    return np.ascontiguousarray(padded.reshape(-1, LANES, cols).transpose(0, 2, 1)).tobytes()
-
-
 class _Tensors:
     """The tensors of one section: the shared weights, or one expert's."""
 
@@ -71,26 +65,22 @@ class _Tensors:
         self.items: list[Tensor] = []
         self.size = 0
 
-    def add(self, name: str, array: Array, layout: str) -> Tensor:
+    def add(self, name: str, value: Weight, layout: str) -> Tensor:
         for t in self.items:
             if (t.name, t.layout) == (name, layout):
                 return t
-        rows, cols = array.shape if layout == "rows8" else (1, array.size)
-        size = len(_stored(array, layout))
+        rows, cols = (1, prod(value.shape)) if layout == "flat" else value.shape
+        size = len(store(value, layout))
         self.items.append(Tensor(name, layout, rows, cols, self.scope, self.size, size))
         self.size += align(size, ALIGN_MODEL)
         return self.items[-1]
 
-    def pack(self, constants: Mapping[str, Array]) -> bytes:
+    def pack(self, constants: Mapping[str, Weight]) -> bytes:
         """The section's bytes with the values of `constants`."""
         out = bytearray(self.size)
         for t in self.items:
-            out[t.offset : t.offset + t.bytes] = _stored(constants[t.name], t.layout)
+            out[t.offset : t.offset + t.bytes] = store(constants[t.name], t.layout)
         return bytes(out)
-
-
-def _stored(array: Array, layout: str) -> bytes:
-    return interleave(array) if layout == "rows8" else np.ascontiguousarray(array, np.float32).tobytes()
 
 
 class _Lowering:
@@ -102,6 +92,7 @@ class _Lowering:
         self.ops: list[Op] = []
         self.views: dict[str, View] = {}
         self.targets: dict[str, View] = {}
+        self.quantized: dict[str, tuple[Operand, int]] = {}  # values as int8 rows: made once, read by every matrix
         self.macs = 0
 
     # --- storage ---
@@ -214,16 +205,31 @@ class _Lowering:
     # --- one method an operation ---
 
     def _linear(self, node: Node) -> None:
-        a, rows = self.rows(node.inputs[0])
         n, k = self.graph.shapes[node.inputs[1]]
+        matrix = self.graph.constants.get(node.inputs[1])
+        integer = reads_int8(node, self.graph)
+        a, rows = self.int8_rows(node.inputs[0]) if integer else self.rows(node.inputs[0])
         out, _, after = self.define_rows(node)
+        residual = isinstance(matrix, Int8Weight | Int4Weight) and matrix.residual is not None
         self.ops.append(
-            Op("linear", out, a, func=node.attrs.get("activation") or "identity", rows=rows, dims=(k, n),
-               w0=self.weight(node, 1, "rows8"), w1=self.weight(node, 2), comment=node.output,
-               p0=node.attrs.get("alpha", 0.0), p1=node.attrs.get("beta", 0.0))
+            Op("linear_q" if integer else "linear", out, a, func=node.attrs.get("activation") or "identity", rows=rows,
+               dims=(k, n), w0=self.weight(node, 1, "" if matrix is None else layout_of(matrix)),
+               w1=self.weight(node, 2), w2=self.weight(node, 1, "residual") if residual else None,
+               comment=node.output, p0=node.attrs.get("alpha", 0.0), p1=node.attrs.get("beta", 0.0))
         )  # fmt: skip
         self.macs += rows * n * k
         self.finish(node, after)
+
+    def int8_rows(self, name: str) -> tuple[Operand, int]:
+        """The value quantised to int8, a record for each row."""
+        if name not in self.quantized:
+            a, rows = self.rows(name)
+            cols = self.graph.shapes[name][-1]
+            view = self.fresh(f"{name}.int8", (rows, record_floats(cols)))
+            out, _ = _must(as_rows(view))
+            self.ops.append(Op("quantize", out, a, rows=rows, dims=(cols,), comment=name))
+            self.quantized[name] = out, rows
+        return self.quantized[name]
 
     def finish(self, node: Node, after: View | None) -> None:
         if after is not None:
@@ -302,25 +308,30 @@ class _Lowering:
     def _moe(self, node: Node) -> None:
         router: Router = node.attrs["router"]
         experts: list[Graph] = node.attrs["experts"]
-        x, tokens = self.rows(node.inputs[0])
+        integer = all(_reads_input_as_int8(expert) for expert in experts)
+        x, tokens = self.int8_rows(node.inputs[0]) if integer else self.rows(node.inputs[0])
         logits, _ = self.rows(node.inputs[1])
         out, _, after = self.define_rows(node)
         d_in, d_out = self.graph.shapes[node.inputs[0]][-1], self.graph.shapes[node.output][-1]
+        d_in = record_floats(d_in) if integer else d_in
         choices = self.samples * tokens * router.k
         slots = choices * d_out if router.k > 1 else 0  # a single choice goes straight to the output
         work = Buffer(f"{node.output}.work", align(slots + 3 * choices + router.experts + 1, ALIGN_BUFFER // 4))
-        layer = Layer(router, tokens, d_in, d_out, len(self.program.experts), min(TILE, self.samples * tokens))
+        layer = Layer(router, tokens, d_in, d_out, len(self.program.experts), min(EXPERT_TILE, self.samples * tokens))
         number = len(self.program.layers)
         self.ops.append(
             Op("moe", out, x, logits, Operand(Place("arena", 0, work)), rows=tokens, dims=(d_in, d_out), layer=number,
                comment=node.output)
         )  # fmt: skip
         self.program.layers.append(layer)
-        self.lower_experts(number, layer, experts)
+        self.lower_experts(number, layer, experts, integer)
         self.finish(node, after)
 
-    def lower_experts(self, number: int, layer: Layer, experts: Sequence[Graph]) -> None:
-        """Lower a layer's experts: one program for neighbours that differ only in their weights' values."""
+    def lower_experts(self, number: int, layer: Layer, experts: Sequence[Graph], integer: bool) -> None:
+        """Lower a layer's experts: one program for neighbours that differ only in their weights' values.
+
+        With `integer` the tokens come quantised already.
+        """
         program = self.program
         rows: list[Expert] = []
         before = ""
@@ -328,8 +339,10 @@ class _Lowering:
             signature = expert.signature()
             if signature != before:
                 low = _Lowering(program, expert, layer.tile, "expert")
-                low.run([View(Place("token_in", 0), 0, (layer.d_in,), (1,))],
-                        [View(Place("token_out", 0), 0, (layer.d_out,), (1,))])  # fmt: skip
+                token = View(Place("token_in", 0), 0, (layer.d_in,), (1,))
+                if integer:
+                    low.quantized[expert.inputs[0]] = _must(as_rows(token))
+                low.run([token], [View(Place("token_out", 0), 0, (layer.d_out,), (1,))])
                 before, first = signature, len(program.expert_ops)
                 program.expert_ops += low.ops
                 program.tensors += low.tensors.items
@@ -339,6 +352,20 @@ class _Lowering:
         touched = min(layer.router.experts, layer.tokens * layer.router.k)
         program.weight_bytes += sum(sorted((len(e.data) for e in rows), reverse=True)[:touched])
         program.macs += layer.tokens * layer.router.k * max(e.macs for e in rows)
+
+
+def reads_int8(node: Node, graph: Graph) -> bool:
+    """Whether a `linear` takes its input as int8."""
+    matrix = graph.constants.get(node.inputs[1])
+    wants = node.attrs.get("activations", "int8") == "int8"
+    return isinstance(matrix, Int4Weight) or (isinstance(matrix, Int8Weight) and wants)
+
+
+def _reads_input_as_int8(expert: Graph) -> bool:
+    """Whether an expert looks at its token only through matrices that take int8."""
+    readers = [node for node in expert.nodes if expert.inputs[0] in node.inputs]
+    alone = all(node.op == "linear" and reads_int8(node, expert) for node in readers)
+    return bool(readers) and alone and expert.inputs[0] not in expert.outputs
 
 
 # --- views ------------------------------------------------------------------------------------------------------------

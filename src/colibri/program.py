@@ -73,6 +73,7 @@ class Op:
     rows: int = 1
     w0: Tensor | None = None
     w1: Tensor | None = None
+    w2: Tensor | None = None
     layer: int = -1
     dims: tuple[int, ...] = ()
     sa: tuple[int, ...] = ()
@@ -89,7 +90,7 @@ class Op:
     def __str__(self) -> str:
         name = self.code if self.func == "identity" else f"{self.code}.{self.func}"
         used = [o for o in (self.a, self.b) if o.place.space != "none"]
-        weights = "".join(f", {w.name}" for w in (self.w0, self.w1) if w is not None)
+        weights = "".join(f", {w.name}" for w in (self.w0, self.w1, self.w2) if w is not None)
         size = "×".join(map(str, self.dims))
         return (
             f"{_place_text(self.out)} = {name}({', '.join(map(_place_text, used))}{weights}) {self.rows} rows of {size}"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from colibri.graph import BINARY, NORMALIZE, REDUCE, SCORES, UNARY
+from colibri.weights import ACTIVATION_GROUP, MOST_COLUMNS, WEIGHT_GROUP
 
 VERSION = "0.1.0"
 FORMAT_VERSION = 1
@@ -23,6 +24,7 @@ ALIGN_BUFFER = 32  # of every planned buffer inside the block
 ALIGN_EXPERT = 4096  # of every expert in the file, unless the exporter is told otherwise
 HEAD_BYTES = 128  # the block's first bytes hold colibri_context_t on every target
 TILE = 8  # rows a kernel is handed at once
+EXPERT_TILE = 64  # tokens an expert takes at once, so that its weights are read once for all of them
 LANES = 8  # output rows interleaved in a weight matrix; partial sums of a reduction
 GROUP = 256  # inputs summed in one chain before the chains are added up
 NONE = 0xFFFFFFFF  # "no tensor"
@@ -30,9 +32,9 @@ LIMIT = 1 << 30  # largest dimension or stride; keeps the validator's sums below
 MAX_BATCH = 1 << 16
 MAX_EXPERTS = 1 << 16  # of one layer: the certificate holds choices as u16
 
-OPCODES = ("linear", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce", "moe")
+OPCODES = ("linear", "linear_q", "quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce", "moe")
 SPACES = ("none", "arena", "input", "output", "const", "token_in", "token_out")
-LAYOUTS = ("flat", "rows8")
+LAYOUTS = ("flat", "rows8_f32", "rows8_f16", "rows8_i8", "rows8_i4", "residual")
 SCOPES = ("shared", "expert")
 
 ERRORS: tuple[tuple[str, str], ...] = (
@@ -162,20 +164,21 @@ OP = _record(
     ("operand", "work", 1, "for `moe` its workspace: slots, weights, choices, grouping"),
     ("u32", "w0", 1, "tensor: weight, gamma, or a constant operand a; for `moe` the layer"),
     ("u32", "w1", 1, "tensor: bias, beta, or a constant operand b"),
+    ("u32", "w2", 1, "tensor: the residual E of an int8 or int4 matrix"),
     ("u32", "dims", 4, "sizes inside a row; linear: inputs, outputs; softmax, norms: size; reduce: outer, n, inner"),
     ("u32", "sa", 4, "strides of a, in floats"),
     ("u32", "sb", 4, "strides of b, in floats"),
     ("u32", "so", 4, "strides of out, in floats, row-major"),
     ("f32", "p0", 1, "alpha of the function, or eps"),
     ("f32", "p1", 1, "beta of the function"),
-    ("u32", "reserved", 2, "zero"),
+    ("u32", "reserved", 1, "zero"),
 )  # fmt: skip
 
 TENSOR = _record(
     "tensor", 32, "One weight tensor.",
     ("u64", "offset", 1, "bytes from the start of the file, or of the expert where the scope is `expert`"),
     ("u64", "bytes", 1, "size, padding of the layout included"),
-    ("u32", "layout", 1, "`flat`: cols float32; `rows8`: 8 output rows interleaved, zero rows to a multiple of 8"),
+    ("u32", "layout", 1, "a `layout` value; see Layouts"),
     ("u32", "rows", 1, "output rows (1 where flat)"),
     ("u32", "cols", 1, "inputs (elements where flat)"),
     ("u32", "scope", 1, "a `scope` value"),
@@ -225,9 +228,9 @@ ENUMS: dict[str, Sequence[str]] = {
 
 LIMITS = {
     "FORMAT_VERSION": FORMAT_VERSION, "ALIGN_MODEL": ALIGN_MODEL, "ALIGN_CONTEXT": ALIGN_CONTEXT,
-    "ALIGN_BUFFER": ALIGN_BUFFER, "HEAD_BYTES": HEAD_BYTES, "TILE": TILE, "LANES": LANES, "GROUP": GROUP,
-    "LIMIT": LIMIT, "MAX_BATCH": MAX_BATCH,
-    "MAX_EXPERTS": MAX_EXPERTS,
+    "ALIGN_BUFFER": ALIGN_BUFFER, "HEAD_BYTES": HEAD_BYTES, "TILE": TILE, "EXPERT_TILE": EXPERT_TILE, "LANES": LANES,
+    "GROUP": GROUP, "ACTIVATION_GROUP": ACTIVATION_GROUP, "WEIGHT_GROUP": WEIGHT_GROUP, "LIMIT": LIMIT,
+    "MAX_BATCH": MAX_BATCH, "MAX_EXPERTS": MAX_EXPERTS, "MAX_COLUMNS": MOST_COLUMNS,
 }  # fmt: skip
 
 

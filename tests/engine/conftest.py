@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tools import size
 
 from colibri import exporter
 from colibri.graph import Graph, Router
 from tests.graphs import constant, expert, linear
+from tools import size
 
 HERE = Path(__file__).parent
 C_FLAGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"]

@@ -186,8 +186,12 @@ def words(op: Op, name: str, samples: int, program: Program) -> np.ndarray:
     elif op.code == "moe":
         layer = program.layers[op.layer]
         axes = [({"a": layer.d_in, "b": layer.router.experts, "out": layer.d_out}[name], 1)]
+    elif op.code in ("linear", "linear_q") and name == "out":
+        axes = [(op.dims[1], 1)]
+    elif (op.code, name) in (("linear_q", "a"), ("quantize", "out")):
+        axes = [(-(-op.dims[0] // 128) + 9 * -(-op.dims[0] // 32), 1)]
     else:
-        axes = [(op.dims[1] if op.code == "linear" and name == "out" else op.dims[0], 1)]
+        axes = [(op.dims[0], 1)]
     base = 0 if operand.place.buffer is None else operand.place.buffer.offset // 4
     at = np.array([base + operand.offset])
     for count, stride in [(samples, operand.place.sample_stride), (op.rows, operand.row_stride), *axes]:

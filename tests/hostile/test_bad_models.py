@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from colibri._engine import ffi, lib
-from tools.size import ENGINE
 
 from colibri import engine, spec
+from colibri._engine import ffi, lib
 from colibri.errors import ModelError
 from tests.engine.conftest import GRAPHS, compile_c, compiler, example, find_clang
+from tools.size import ENGINE
 
 HERE = Path(__file__).parent
 BASES = list(GRAPHS)

@@ -46,10 +46,10 @@ def fold_affine(graph: Graph) -> Graph:
                 continue
             alone = len(readers[node.inputs[position]]) == 1 and node.inputs[position] not in graph.outputs
             weight = new.constants[before.inputs[1]]
-            row = _per_output(new.constants[other], len(weight))
-            if not alone or row is None:
+            row = _per_output(new.array(other), weight.shape[0])
+            if not alone or row is None or not isinstance(weight, np.ndarray):
                 continue
-            bias = new.constants[before.inputs[2]] if len(before.inputs) == 3 else np.zeros(len(weight), np.float32)
+            bias = new.array(before.inputs[2]) if len(before.inputs) == 3 else np.zeros(len(weight), np.float32)
             if func in ("mul", "div"):
                 factor = row if func == "mul" else np.float32(1) / row
                 weight, bias = weight * factor[:, None], bias * factor

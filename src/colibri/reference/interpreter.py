@@ -46,9 +46,9 @@ def _run(graph: Graph, inputs: Sequence[Array], trace: Trace | None) -> dict[str
     batch = len(inputs[0])
     values: dict[str, Array] = dict(zip(graph.inputs, inputs, strict=True))
     # A constant is the same for every sample: a batch axis of 1, stretched only where an operation needs it.
-    values.update({name: value[None] for name, value in graph.constants.items()})
+    values.update({name: value[None] for name, value in graph.constants.items() if isinstance(value, np.ndarray)})
     for node in graph.nodes:
-        args = [values[i] for i in node.inputs]
+        args = [values[i] for i in node.inputs if i in values]  # the weight of a linear may be no array
         y = _moe(node, args, trace) if node.op == "moe" else OPS[node.op](node, args, graph)
         values[node.output] = np.asarray(y, np.float32)
     for name in graph.outputs:
@@ -63,7 +63,9 @@ def _aligned(args: Sequence[Array]) -> list[Array]:
 
 
 def _linear(node: Node, args: list[Array], graph: Graph) -> Array:
-    y = ops.linear(args[0], args[1][0], args[2][0] if len(args) == 3 else None)
+    _, weight, *bias = node.inputs
+    matrix = graph.constants[weight] if weight in graph.constants else args[1][0]
+    y = ops.linear(args[0], matrix, args[-1][0] if bias else None, node.attrs.get("activations", "int8"))
     func = node.attrs.get("activation")
     return y if func is None else ops.unary(y, func, node.attrs.get("alpha", 0.0), node.attrs.get("beta", 0.0))
 

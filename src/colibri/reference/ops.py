@@ -14,21 +14,116 @@ import numpy as np
 from colibri.graph import Array, Router
 from colibri.reference import elementary
 from colibri.spec import GROUP, LANES
+from colibri.weights import (
+    ACTIVATION_GROUP,
+    WEIGHT_GROUP,
+    Fp16Weight,
+    Int4Weight,
+    Int8Weight,
+    Residual,
+    Weight,
+)
 
 F = np.float32
 
 
-def linear(x: Array, weight: Array, bias: Array | None) -> Array:
-    """y[…, n] = bias[n] + Σ_k weight[n, k]·x[…, k]: one chain per group of 256 inputs, the groups added in order."""
+def linear(x: Array, weight: Weight, bias: Array | None, activations: str = "int8") -> Array:
+    """y[…, n] = bias[n] + Σ_k weight[n, k]·x[…, k], in the order and precision the weight's format prescribes.
+
+    `activations` says, for int8 weights, whether x is quantised to int8 first or read as `float`.
+    """
     rows = x.reshape(-1, x.shape[-1])
-    total = np.broadcast_to(F(0) if bias is None else bias, (len(rows), len(weight))).astype(F)
-    columns = np.ascontiguousarray(weight.T)
+    if isinstance(weight, Int8Weight | Int4Weight):
+        if isinstance(weight, Int4Weight):
+            q, scale = quantize_rows(rows)
+            y, seen = _dot_int4(q, scale, weight), _seen(q, scale)
+        elif activations == "int8":
+            q, scale = quantize_rows(rows)
+            y, seen = _dot_int8(q, scale, weight) * weight.scale, _seen(q, scale)
+        else:
+            y, seen = _chains(np.zeros((len(rows), len(weight.q)), F), rows, weight.q.astype(F)) * weight.scale, rows
+        if weight.residual is not None:
+            y = y + _dot_residual(seen, weight.residual)
+        y = y if bias is None else y + bias
+    else:
+        matrix = weight.dense() if isinstance(weight, Fp16Weight) else weight
+        start = np.broadcast_to(F(0) if bias is None else bias, (len(rows), len(matrix))).astype(F)
+        y = _chains(start, rows, matrix)
+    return y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def _chains(total: Array, rows: Array, matrix: Array) -> Array:
+    """total + rows·matrixᵀ: one chain from +0 per group of 256 inputs, the groups added in order."""
+    columns = np.ascontiguousarray(matrix.T)
     for start in range(0, rows.shape[1], GROUP):
         chain = np.zeros_like(total)
         for k in range(start, min(start + GROUP, rows.shape[1])):
             chain = chain + rows[:, k, None] * columns[k]
         total = total + chain
-    return total.reshape(*x.shape[:-1], len(weight))
+    return total
+
+
+def quantize_rows(rows: Array) -> tuple[np.ndarray[Any, np.dtype[np.int8]], Array]:
+    """Rows (n, cols) as int8 q (n, cols) and scales (n, groups): in each group of 128, scale = max|x| / 127.
+
+    q is x·(127 / max|x|) rounded to nearest even; 0 where that is not within ±127, as for infinity, or where
+    127 / max|x| overflows. A NaN or infinity in a group makes its scale, and so every result, NaN or infinite.
+    """
+    groups = -(-rows.shape[1] // ACTIVATION_GROUP)
+    q = np.zeros(rows.shape, np.int8)
+    scale = np.zeros((len(rows), groups), F)
+    for g in range(groups):
+        part = rows[:, g * ACTIVATION_GROUP : (g + 1) * ACTIVATION_GROUP]
+        size = np.abs(part).max(axis=1)  # NaN where there is one
+        scale[:, g] = size / F(127)
+        scaled = part * np.where(size > 0, F(127) / size, F(0))[:, None]
+        kept = np.where((scaled >= -127) & (scaled <= 127), scaled, F(0))
+        q[:, g * ACTIVATION_GROUP : (g + 1) * ACTIVATION_GROUP] = np.rint(kept).astype(np.int8)
+    return q, scale
+
+
+def _dot_int8(q: Any, scale: Array, weight: Int8Weight) -> Array:
+    """Σ over groups, in order, of (float of the exact integer sum) · activation scale."""
+    total = np.zeros((len(q), weight.shape[0]), F)
+    for g in range(scale.shape[1]):
+        part = slice(g * ACTIVATION_GROUP, (g + 1) * ACTIVATION_GROUP)
+        total = total + _exact(q[:, part], weight.q[:, part]) * scale[:, g, None]
+    return total
+
+
+def _dot_int4(q: Any, scale: Array, weight: Int4Weight) -> Array:
+    """Like int8, the integer sums taken over 32 inputs and multiplied by the weight's scale for them first."""
+    total = np.zeros((len(q), weight.shape[0]), F)
+    halves = weight.scale.astype(F)
+    for g in range(scale.shape[1]):
+        inner = np.zeros_like(total)
+        for start in range(g * ACTIVATION_GROUP, min((g + 1) * ACTIVATION_GROUP, q.shape[1]), WEIGHT_GROUP):
+            part = slice(start, min(start + WEIGHT_GROUP, (g + 1) * ACTIVATION_GROUP))
+            inner = inner + _exact(q[:, part], weight.q[:, part]) * halves[:, start // WEIGHT_GROUP]
+        total = total + inner * scale[:, g, None]
+    return total
+
+
+def _exact(a: Any, b: Any) -> Array:
+    """a·bᵀ of small integers as float32; at most 128·127·127 < 2²⁴, so every step is exact."""
+    return np.asarray(a.astype(np.float64) @ b.astype(np.float64).T, F)
+
+
+def _seen(q: Any, scale: Array) -> Array:
+    """The activations as the integers stand for them."""
+    return np.asarray(q.astype(F) * np.repeat(scale, ACTIVATION_GROUP, axis=1)[:, : q.shape[1]], F)
+
+
+def _dot_residual(x: Array, residual: Residual) -> Array:
+    """E·x, one chain from +0 an output, its entries in the order of their columns."""
+    total = np.zeros((len(x), len(residual.counts)), F)
+    first = np.concatenate([[0], np.cumsum(residual.counts, dtype=np.int64)[:-1]])
+    values = residual.values.astype(F)
+    for n in range(int(residual.counts.max(initial=0))):
+        rows = np.flatnonzero(residual.counts > n)
+        entry = first[rows] + n
+        total[:, rows] = total[:, rows] + values[entry] * x[:, residual.columns[entry]]
+    return total
 
 
 def lane_sum(x: Array, axis: int) -> Array:

@@ -1,0 +1,73 @@
+"""How tensors lie in the file: 8 output rows side by side, so that a SIMD lane is one output row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from colibri.spec import LANES, align
+from colibri.weights import ACTIVATION_GROUP, WEIGHT_GROUP, Fp16Weight, Int4Weight, Int8Weight, Residual, Weight
+
+
+def layout_of(weight: Weight) -> str:
+    """The layout of a matrix in this format."""
+    names: dict[type, str] = {Fp16Weight: "rows8_f16", Int8Weight: "rows8_i8", Int4Weight: "rows8_i4"}
+    return names.get(type(weight), "rows8_f32")
+
+
+def store(value: Weight, layout: str) -> bytes:
+    """The bytes of a constant, or of a matrix's residual, in `layout`; see docs/format.md."""
+    if layout == "flat":
+        return np.ascontiguousarray(value, np.float32).tobytes()
+    if layout == "residual":
+        assert isinstance(value, Int8Weight | Int4Weight) and value.residual is not None
+        return _residual(value.residual)
+    if isinstance(value, Int8Weight):
+        return _int8(value)
+    if isinstance(value, Int4Weight):
+        return _int4(value)
+    blocks = _blocks(value.values if isinstance(value, Fp16Weight) else value)
+    return bytes(blocks.transpose(0, 2, 1).tobytes())
+
+
+def record_floats(cols: int) -> int:
+    """4-byte words of a quantised row: a float32 scale per 128 inputs; per 32 inputs their sum (int32) and 32 int8."""
+    return -(-cols // ACTIVATION_GROUP) + 9 * -(-cols // WEIGHT_GROUP)
+
+
+def _blocks(matrix: Any, cols: int = 0) -> Any:
+    """(rows, cols) as (blocks, 8, cols), zeros added to full blocks and to `cols` columns."""
+    cols = max(cols, matrix.shape[1])
+    padded = np.zeros((align(matrix.shape[0], LANES), cols), matrix.dtype)
+    padded[: matrix.shape[0], : matrix.shape[1]] = matrix
+    return padded.reshape(-1, LANES, cols)
+
+
+def _int8(weight: Int8Weight) -> bytes:
+    """A block: 8 float32 scales, then for every 4 inputs 8 rows × 4 int8."""
+    q = _blocks(weight.q, align(weight.shape[1], 4))
+    quads = q.reshape(len(q), LANES, -1, 4).transpose(0, 2, 1, 3).reshape(len(q), -1)
+    scale = _blocks(weight.scale[:, None].astype(np.float32))[:, :, 0]
+    return np.concatenate([np.ascontiguousarray(scale).view(np.int8), quads], axis=1).tobytes()
+
+
+def _int4(weight: Int4Weight) -> bytes:
+    """A block: for every 32 inputs 8 float16 scales, then 4 × (8 rows × 4 bytes): input 4c+i low, 16+4c+i high."""
+    groups = -(-weight.shape[1] // WEIGHT_GROUP)
+    nibbles = (_blocks(weight.q, groups * WEIGHT_GROUP) + 8).astype(np.uint8)  # 0 … 15; zero is 8, in padding too
+    halves = nibbles.reshape(-1, LANES, groups, 2, 4, 4)  # block, row, group, half, quad, input
+    packed = (halves[:, :, :, 0] | halves[:, :, :, 1] << 4).transpose(0, 2, 3, 1, 4)
+    scale = _blocks(weight.scale).transpose(0, 2, 1)
+    packed = packed.reshape(len(packed), groups, -1)
+    return np.concatenate([np.ascontiguousarray(scale).view(np.uint8), packed], axis=2).tobytes()
+
+
+def _residual(residual: Residual) -> bytes:
+    """For each block its first entry (u32) and 8 counts (u8); then all columns (u16), then all values (float16)."""
+    counts = np.zeros(align(len(residual.counts), LANES), np.uint8)
+    counts[: len(residual.counts)] = residual.counts
+    rows = np.zeros(len(counts) // LANES, np.dtype([("first", "<u4"), ("counts", "u1", (LANES,))]))
+    rows["counts"] = counts.reshape(-1, LANES)
+    rows["first"][1:] = np.cumsum(rows["counts"].sum(axis=1, dtype=np.uint32))[:-1]
+    return rows.tobytes() + residual.columns.astype("<u2").tobytes() + residual.values.astype("<f2").tobytes()

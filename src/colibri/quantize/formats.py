@@ -1,0 +1,207 @@
+"""A float32 matrix as the stored weight that stands for it with the least output error.
+
+int8 and int4 are W ≈ Q·S + E. E takes the entries that cost most, so the scales shrink and every other entry gains.
+Both are chosen together: where an entry of E is worth `price`, a scale costs Σ min(price, energy · error²); each row
+(int8) or group of 32 (int4) takes the cheapest of a few scales, and the price is the one at which E is just full.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from colibri.errors import ExportError
+from colibri.graph import Array
+from colibri.weights import (
+    MOST_COLUMNS,
+    MOST_RESIDUALS,
+    WEIGHT_GROUP,
+    Fp16Weight,
+    Int4Weight,
+    Int8Weight,
+    Residual,
+)
+
+SHARE = 0.01  # of a weight's bytes, for its E
+
+_HALF_MAX = np.float32(65504)  # largest float16
+_HALF_NORMAL = np.float32(2.0**-14)  # smallest normal float16: rows below it are too fine for an E
+_INT8_MAX = 1e12  # keeps every squared error far inside float32
+_ENERGY_FLOOR = 0.01  # of the mean energy: an input that calibration never uses still counts a little
+_SHRINK = tuple(np.float32(s) for s in (1.0, 0.94, 0.88, 0.82, 0.76, 0.7))  # of the int4 scale that holds a peak
+_SAMPLE = 1 << 19  # weights on which the price of an entry is found
+_CHUNK = 1 << 16  # weights handled at once, so that they stay in the cache
+_INT8, _INT4 = (-127, 127), (-8, 7)
+
+Limits = tuple[int, int]
+
+
+def fp16(matrix: Array) -> Fp16Weight:
+    """`matrix` (rows, cols) rounded to float16; raises ExportError where a value does not fit."""
+    _check(matrix, float(_HALF_MAX), "fp16", "int8 or fp32")
+    return Fp16Weight(matrix.astype(np.float16))
+
+
+def int8(matrix: Array, energy: Array | None = None, share: float = SHARE) -> Int8Weight:
+    """`matrix` (rows, cols) as ±127 with a float32 scale a row, and an E of at most `share` of these bytes.
+
+    `energy` (cols,) is the mean square of each input; without it all inputs count alike. Raises ExportError where a
+    value does not fit.
+    """
+    _check(matrix, _INT8_MAX, "int8", "fp32")
+    rows, cols = matrix.shape
+    entries = residual_entries(rows, cols, share, "int8")
+    energy = _relative(energy, cols)
+    candidates = _clips(matrix, entries)[..., None] / np.float32(127)
+    scale = _best_scale(matrix[:, None, :], energy[None], candidates, _INT8, entries)[:, 0]
+    q, residual = _split(matrix, energy, np.broadcast_to(scale[:, None], matrix.shape), _INT8, entries)
+    return Int8Weight(q, scale, residual)
+
+
+def int4(matrix: Array, energy: Array | None = None, share: float = SHARE) -> Int4Weight:
+    """`matrix` (rows, cols) as -8 … 7 with a float16 scale for 32 inputs, and an E of at most `share` of these bytes.
+
+    `energy` as for `int8`. Raises ExportError where a value does not fit.
+    """
+    _check(matrix, float(_HALF_MAX), "int4", "int8 or fp32")
+    rows, cols = matrix.shape
+    entries = residual_entries(rows, cols, share, "int4")
+    energy = _relative(energy, cols)
+    groups = -(-cols // WEIGHT_GROUP)
+    padding = (0, groups * WEIGHT_GROUP - cols)
+    grouped = np.pad(matrix, ((0, 0), padding)).reshape(rows, groups, WEIGHT_GROUP)
+    grouped_energy = np.pad(energy, padding).reshape(groups, WEIGHT_GROUP)
+    scale = _best_scale(grouped, grouped_energy, _int4_scales(grouped), _INT4, entries)
+    spread = np.repeat(scale, WEIGHT_GROUP, axis=1)[:, :cols]
+    q, residual = _split(matrix, energy, spread, _INT4, entries)
+    return Int4Weight(q, scale.astype(np.float16), residual)
+
+
+def residual_entries(rows: int, cols: int, share: float, kind: str) -> int:
+    """Entries of E in every `kind` ("int8", "int4") weight of this shape: as many as `share` of its bytes pays for."""
+    if cols > MOST_COLUMNS:
+        return 0
+    scales = 4 * rows if kind == "int8" else 2 * rows * -(-cols // WEIGHT_GROUP)
+    weight_bytes = (rows * cols if kind == "int8" else rows * cols // 2) + scales
+    index = Residual(np.zeros(rows, np.uint8), np.zeros(0, np.uint16), np.zeros(0, np.float16)).nbytes
+    return max(0, min(int(share * weight_bytes - index) // 4, rows * min(cols, MOST_RESIDUALS)))
+
+
+def _check(matrix: Array, most: float, kind: str, other: str) -> None:
+    peak = float(np.abs(matrix).max(initial=0))
+    if not np.isfinite(peak):
+        raise ExportError("a weight is NaN or infinite: train or load the model again")
+    if peak > most:
+        raise ExportError(f"a weight of size {peak:.6g} does not fit {kind} (at most {most:.6g}): use {other} for it")
+
+
+def _relative(energy: Array | None, cols: int) -> Array:
+    """Energies (cols,) with a mean of 1, none of them zero; all 1 where nothing is known."""
+    mean = 0.0 if energy is None else float(energy.mean(dtype=np.float64))
+    if energy is None or not np.isfinite(mean) or mean <= 0:
+        return np.ones(cols, np.float32)
+    return np.asarray((energy / mean + _ENERGY_FLOOR) / (1 + _ENERGY_FLOOR), np.float32)
+
+
+def _clips(matrix: Array, entries: int) -> Array:
+    """Magnitudes (candidates, rows) to clip at: each row's largest, and smaller ones that leave a few entries above."""
+    rows, cols = matrix.shape
+    deepest = min(cols - 1, MOST_RESIDUALS, 8 + 8 * entries // rows)
+    ranks = [0, *sorted({int(1.3**n) for n in range(22)} & set(range(1, deepest + 1)))]
+    size = np.sort(np.partition(np.abs(matrix), cols - 1 - deepest, axis=1)[:, cols - 1 - deepest :], axis=1)[:, ::-1]
+    peak = size[:, :1]
+    reach = np.where(peak < _HALF_NORMAL, peak, peak - _HALF_MAX)  # what an entry of E can add to the clip is limited
+    return np.ascontiguousarray(np.maximum(size[:, ranks], reach).T)
+
+
+def _int4_scales(weight: Array) -> Array:
+    """Scales (candidates, rows, groups), exact in float16, that put a group's largest, or next, value at -8 or at 7."""
+    size = np.abs(weight)
+    largest = np.take_along_axis(weight, size.argmax(axis=-1)[..., None], -1)[..., 0]
+    second = np.copysign(np.partition(size, -2, axis=-1)[..., -2], largest)
+    tops = [largest * shrink for shrink in _SHRINK] + [second * shrink for shrink in _SHRINK[::2]]
+    return np.stack([top / end for top in tops for end in _INT4]).astype(np.float16).astype(np.float32)
+
+
+def _integers(weight: Array, scale: Array, limits: Limits) -> Array:
+    """The integers, as float32, nearest to `weight` over `scale`, which broadcasts to it."""
+    q: Array = np.divide(weight, np.where(scale == 0, np.float32(1), scale), dtype=np.float32)
+    np.rint(q, out=q)
+    return np.clip(q, *limits, out=q)
+
+
+def _errors(weight: Array, energy: Array, scale: Array, limits: Limits) -> Array:
+    """energy · error² of every weight, without E."""
+    error = _integers(weight, scale[..., None], limits)
+    error *= scale[..., None]
+    np.subtract(weight, error, out=error)
+    error *= error
+    error *= energy
+    return error
+
+
+def _best_scale(weight: Array, energy: Array, scales: Array, limits: Limits, entries: int) -> Array:
+    """The cheapest (rows, groups) of `scales` (candidates, rows, groups) for `weight` (rows, groups, width)."""
+    price = _price(weight, energy, scales, limits, entries) if entries else np.float32(np.inf)
+    best = np.empty(scales.shape[1:], np.float32)
+    step = max(1, _CHUNK // weight[0].size)
+    for start in range(0, len(weight), step):
+        part = slice(start, start + step)
+        costs = [np.minimum(_errors(weight[part], energy, s[part], limits), price).sum(axis=-1) for s in scales]
+        best[part] = np.take_along_axis(scales[:, part], np.argmin(costs, axis=0)[None], 0)[0]
+    return best
+
+
+def _price(weight: Array, energy: Array, scales: Array, limits: Limits, entries: int) -> np.float32:
+    """The energy · error² above which about `entries` weights are left, each scale chosen at that price."""
+    # A sample of the rows, spread over how far their peaks stand out, so that it has its share of every kind.
+    flat = weight.reshape(len(weight), -1)
+    order = np.argsort(np.abs(flat).max(axis=1) / np.sqrt((flat * flat).mean(axis=1) + 1e-30), kind="stable")
+    count = min(len(flat), max(8, _SAMPLE // flat.shape[1]))
+    rows = order[(2 * np.arange(count) + 1) * len(flat) // (2 * count)]
+    errors = np.stack([_errors(weight[rows], energy, s[rows], limits) for s in scales])
+    low, high = np.float64(errors.max()) * 1e-12, np.float64(errors.max())
+    if high == 0:
+        return np.float32(np.inf)
+    for _ in range(12):  # to within 1 %
+        middle = np.sqrt(low * high)
+        chosen = np.argmin(np.minimum(errors, np.float32(middle)).sum(axis=-1), axis=0)
+        left = np.count_nonzero(np.take_along_axis(errors, chosen[None, ..., None], 0) > middle)
+        low, high = (middle, high) if left * len(flat) > entries * count else (low, middle)
+    return np.float32(high)
+
+
+def _split(
+    matrix: Array, energy: Array, scale: Array, limits: Limits, entries: int
+) -> tuple[np.ndarray[Any, np.dtype[np.int8]], Residual | None]:
+    """Q (rows, cols), and E of exactly `entries` where Q·S alone costs most; `scale` is (rows, cols)."""
+    q = _integers(matrix, scale, limits)
+    if entries == 0:
+        return q.astype(np.int8), None
+    cost = matrix - q * scale
+    cost *= cost
+    cost *= energy
+    row, col = np.divmod(_largest(cost, entries), matrix.shape[1])
+    exact = matrix[row, col]
+    value = np.clip(exact, -_HALF_MAX, _HALF_MAX).astype(np.float16)
+    q[row, col] = _integers(exact - value, scale[row, col], limits)  # what float16 loses of a large value
+    counts = np.bincount(row, minlength=len(matrix)).astype(np.uint8)
+    return q.astype(np.int8), Residual(counts, col.astype(np.uint16), value)
+
+
+def _largest(cost: Array, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Flat places, ascending, of the `count` largest costs, at most 255 of a row; of equal ones the first."""
+    while True:
+        flat = cost.reshape(-1)
+        limit = np.partition(flat, flat.size - count)[flat.size - count]
+        above = np.flatnonzero(flat > limit)
+        places = np.sort(np.concatenate([above, np.flatnonzero(flat == limit)[: count - len(above)]]))
+        crowded = np.bincount(places // cost.shape[1], minlength=len(cost)) > MOST_RESIDUALS
+        if not crowded.any():
+            return places
+        ranked = np.argsort(-cost[crowded], axis=1, kind="stable")
+        barred = np.zeros_like(cost[crowded])
+        np.put_along_axis(barred, ranked[:, MOST_RESIDUALS:], -np.inf, 1)
+        cost = cost.copy()
+        cost[crowded] += barred

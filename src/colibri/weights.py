@@ -1,0 +1,145 @@
+"""Weight matrices in the formats the engine reads: what is stored, and the float32 matrix it stands for.
+
+A constant of a graph is a float32 array, or one of these where it is the weight of a `linear`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from colibri.errors import ExportError
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Halves = np.ndarray[Any, np.dtype[np.float16]]
+Bytes = np.ndarray[Any, np.dtype[np.int8]]
+
+ACTIVATION_GROUP = 128  # inputs that share one activation scale
+WEIGHT_GROUP = 32  # inputs that share one int4 weight scale
+MOST_RESIDUALS = 255  # entries of E in one row: counts are stored as bytes
+MOST_COLUMNS = 1 << 16  # of a matrix with an E: columns are stored as u16
+
+
+@dataclass(frozen=True)
+class Residual:
+    """The sparse E of W ≈ Q·S + E: entries a row (`counts`), their `columns`, ascending in a row, and `values`."""
+
+    counts: np.ndarray[Any, np.dtype[np.uint8]]
+    columns: np.ndarray[Any, np.dtype[np.uint16]]
+    values: Halves
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes in a file, the index of its rows included."""
+        return 4 * len(self.values) + 12 * -(-len(self.counts) // 8)
+
+    def dense(self, shape: tuple[int, int]) -> Floats:
+        """As a float32 matrix."""
+        matrix = np.zeros(shape, np.float32)
+        matrix[np.repeat(np.arange(shape[0]), self.counts), self.columns] = self.values
+        return matrix
+
+
+@dataclass(frozen=True)
+class Fp16Weight:
+    """float16 `values` (rows, cols)."""
+
+    values: Halves
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, cols)"""
+        return self.values.shape[0], self.values.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored numbers, padding left out."""
+        return self.values.nbytes
+
+    def dense(self) -> Floats:
+        """The float32 matrix it stands for."""
+        return self.values.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Int8Weight:
+    """q (rows, cols) in ±127 times `scale` (rows,) float32, plus a residual."""
+
+    q: Bytes
+    scale: Floats
+    residual: Residual | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, cols)"""
+        return self.q.shape[0], self.q.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored numbers, padding left out."""
+        return self.q.nbytes + self.scale.nbytes + (self.residual.nbytes if self.residual else 0)
+
+    def dense(self) -> Floats:
+        """The float32 matrix it stands for."""
+        matrix = self.q.astype(np.float32) * self.scale[:, None]
+        return matrix if self.residual is None else matrix + self.residual.dense(self.shape)
+
+
+@dataclass(frozen=True)
+class Int4Weight:
+    """q (rows, cols) in -8 … 7 times `scale` (rows, ceil(cols / 32)) float16, plus a residual."""
+
+    q: Bytes
+    scale: Halves
+    residual: Residual | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, cols)"""
+        return self.q.shape[0], self.q.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored numbers, padding left out."""
+        return self.q.size // 2 + self.scale.nbytes + (self.residual.nbytes if self.residual else 0)
+
+    def dense(self) -> Floats:
+        """The float32 matrix it stands for."""
+        scale = np.repeat(self.scale.astype(np.float32), WEIGHT_GROUP, axis=1)[:, : self.q.shape[1]]
+        matrix = self.q.astype(np.float32) * scale
+        return matrix if self.residual is None else matrix + self.residual.dense(self.shape)
+
+
+StoredWeight = Fp16Weight | Int8Weight | Int4Weight
+Weight = Floats | StoredWeight
+
+
+def check(weight: StoredWeight) -> None:
+    """Raise ExportError where a weight breaks what the engine relies on."""
+    problems: list[str] = []
+    if isinstance(weight, Int8Weight):
+        if weight.q.size and int(np.abs(weight.q.astype(np.int16)).max()) > 127:
+            problems.append("an int8 weight is -128")
+        if weight.scale.shape != (weight.shape[0],) or not np.isfinite(weight.scale).all():
+            problems.append("int8 scales are missing or not finite")
+    elif isinstance(weight, Int4Weight):
+        if weight.q.size and (weight.q.min() < -8 or weight.q.max() > 7):
+            problems.append("an int4 weight is not in -8 … 7")
+        if weight.scale.shape != (weight.shape[0], -(-weight.shape[1] // WEIGHT_GROUP)):
+            problems.append("int4 scales have the wrong shape")
+        elif not np.isfinite(weight.scale).all():
+            problems.append("an int4 scale is not finite")
+    elif not np.isfinite(weight.values).all():
+        problems.append("a weight does not fit float16")
+    residual = getattr(weight, "residual", None)
+    if residual is not None:
+        if weight.shape[1] > MOST_COLUMNS:
+            problems.append(f"a residual needs at most {MOST_COLUMNS} columns")
+        if len(residual.counts) != weight.shape[0] or int(residual.counts.sum()) != len(residual.values):
+            problems.append("residual counts do not add up")
+        if not np.isfinite(residual.values).all():
+            problems.append("a residual is not finite")
+    if problems:
+        raise ExportError(f"weight of shape {weight.shape}: {problems[0]}")
