@@ -63,11 +63,15 @@ def engine_lines(engine: Path = ENGINE) -> dict[str, int]:
 # --- objects ----------------------------------------------------------------------------------------------------------
 
 
-def build(directory: Path, cc: str = "gcc", cflags: str = "", optimize: str | None = None) -> Path:
+def build(
+    directory: Path, cc: str = "gcc", cflags: str = "", optimize: str | None = None, target: str | None = None
+) -> Path:
     """Build the engine with its own Makefile into `directory`; raises CalledProcessError with the compiler's words."""
     command = ["make", "-s", "-j2", "-C", str(ENGINE), f"BUILD={directory}", f"CC={cc}", f"CFLAGS={cflags}"]
     if optimize is not None:
         command.append(f"OPTIMIZE={optimize}")
+    if target is not None:
+        command.append(str(directory / target))
     # A make that started us hands down its flags and job server, which are not meant for this one.
     env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     subprocess.run(command, check=True, capture_output=True, text=True, env=env)

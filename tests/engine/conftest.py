@@ -93,9 +93,11 @@ def _dense(graph: Graph, rng: np.random.Generator) -> list[str]:
     return [graph.add("softmax", linear(graph, rng, h, 3, False))]
 
 
-def _moe(graph: Graph, rng: np.random.Generator, x: str, router: Router, kind: int, seed: int) -> str:
+def _moe(
+    graph: Graph, rng: np.random.Generator, x: str, router: Router, kind: int, seed: int, fmt: str = "fp32"
+) -> str:
     d = graph.shapes[x][-1]
-    body = [expert(seed + e, d, 10, d, kind) for e in range(router.experts)]
+    body = [expert(seed + e, d, 10, d, kind, fmt) for e in range(router.experts)]
     return graph.add("moe", x, linear(graph, rng, x, router.experts, True), router=router, experts=body)
 
 
@@ -124,6 +126,15 @@ def _deep(graph: Graph, rng: np.random.Generator) -> list[str]:
     return [graph.add("reduce", x, func="mean", axis=0)]
 
 
+def _quantized(graph: Graph, rng: np.random.Generator) -> list[str]:
+    x = graph.add_input("x", (2, 40))
+    h = linear(graph, rng, x, 150, True, "fp16", activation="relu")
+    h = linear(graph, rng, h, 12, True, "int8 weight-only")
+    y = _moe(graph, rng, h, Router(3, 2, "softmax", "sum"), 0, 70, "int8")
+    z = _moe(graph, rng, y, Router(2, 1), 1, 80, "int4")
+    return [linear(graph, rng, z, 9, False, "int8 with residual"), linear(graph, rng, z, 5, True, "int4 with residual")]
+
+
 def _many_ports(graph: Graph, rng: np.random.Generator) -> list[str]:
     a, b = graph.add_input("a", (4,)), graph.add_input("b", (3, 4))
     both = graph.add(
@@ -135,7 +146,7 @@ def _many_ports(graph: Graph, rng: np.random.Generator) -> list[str]:
 
 
 GRAPHS = {"dense": _dense, "top1": _top1, "top2_shared": _top2_shared, "soft": _soft, "deep": _deep,
-          "many_ports": _many_ports}  # fmt: skip
+          "many_ports": _many_ports, "quantized": _quantized}  # fmt: skip
 
 
 @functools.cache

@@ -101,10 +101,10 @@ def test_on_route_is_called_once_a_layer_with_the_choices(
 
 def test_the_models_here_route() -> None:
     # So that the routes compared above are not empty ones.
-    assert [len(list(example(name).graph.moe_nodes())) for name in GRAPHS] == [0, 1, 1, 1, 3, 1]
+    assert [len(list(example(name).graph.moe_nodes())) for name in GRAPHS] == [0, 1, 1, 1, 3, 1, 2]
 
 
-@pytest.mark.parametrize("name", ["top2_shared", "deep"])
+@pytest.mark.parametrize("name", ["top2_shared", "deep", "quantized"])
 @pytest.mark.parametrize("batch", [1, MAX_BATCH])
 def test_valgrind_finds_no_uninitialised_or_stray_access(driver: Path, tmp_path: Path, name: str, batch: int) -> None:
     memcheck = (compiler("valgrind"), "-q", "--error-exitcode=99", "--track-origins=yes")

@@ -77,12 +77,13 @@ static void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t blocks, 
                 const uint16_t *scale = (const uint16_t *)(const void *)group;
                 const int8_t *q = x.q + (size_t)g * CLB_WEIGHT_GROUP;
                 for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
-                    int32_t sum = -8 * x.sum[g];
+                    /* unsigned, because a hostile program may hand over a record that is none */
+                    uint32_t sum = 0u - 8u * (uint32_t)x.sum[g];
                     for (uint32_t i = 0; i < 16; ++i) {
                         const uint8_t pair = group[CLB_LANES * 2 + i / 4 * 32 + lane * 4 + i % 4];
-                        sum += (pair & 15) * q[i] + (pair >> 4) * q[i + 16];
+                        sum += (uint32_t)((pair & 15) * q[i] + (pair >> 4) * q[i + 16]);
                     }
-                    inner[lane] += (float)sum * clb_half(scale[lane]);
+                    inner[lane] += (float)(int32_t)sum * clb_half(scale[lane]);
                 }
                 const uint32_t per = CLB_ACTIVATION_GROUP / CLB_WEIGHT_GROUP;
                 if (g % per == per - 1 || g == groups - 1) {

@@ -161,10 +161,10 @@ def _price(weight: Array, energy: Array, scales: Array, limits: Limits, entries:
     count = min(len(flat), max(8, _SAMPLE // flat.shape[1]))
     rows = order[(2 * np.arange(count) + 1) * len(flat) // (2 * count)]
     errors = np.stack([_errors(weight[rows], energy, s[rows], limits) for s in scales])
-    low, high = np.float64(errors.max()) * 1e-12, np.float64(errors.max())
+    low, high = np.float64(errors.max()) * 1e-20, np.float64(errors.max())
     if high == 0:
         return np.float32(np.inf)
-    for _ in range(12):  # to within 1 %
+    for _ in range(13):  # to within 1 %
         middle = np.sqrt(low * high)
         chosen = np.argmin(np.minimum(errors, np.float32(middle)).sum(axis=-1), axis=0)
         left = np.count_nonzero(np.take_along_axis(errors, chosen[None, ..., None], 0) > middle)
@@ -179,13 +179,12 @@ def _split(
     q = _integers(matrix, scale, limits)
     if entries == 0:
         return q.astype(np.int8), None
-    cost = matrix - q * scale
-    cost *= cost
-    cost *= energy
-    row, col = np.divmod(_largest(cost, entries), matrix.shape[1])
-    exact = matrix[row, col]
-    value = np.clip(exact, -_HALF_MAX, _HALF_MAX).astype(np.float16)
-    q[row, col] = _integers(exact - value, scale[row, col], limits)  # what float16 loses of a large value
+    left = matrix - q * scale
+    row, col = np.divmod(_largest(left * left * energy, entries), matrix.shape[1])
+    exact, step, rest = matrix[row, col], scale[row, col], left[row, col]
+    # Beyond the clip E holds the whole value, and Q what float16 loses of it.
+    value = np.where(np.abs(rest) > np.abs(step), np.clip(exact, -_HALF_MAX, _HALF_MAX), rest).astype(np.float16)
+    q[row, col] = _integers(exact - value, step, limits)
     counts = np.bincount(row, minlength=len(matrix)).astype(np.uint8)
     return q.astype(np.int8), Residual(counts, col.astype(np.uint16), value)
 

@@ -106,8 +106,8 @@ class Quality:
 def measure(reference: Graph, quantised: Graph, rows: Sequence[Array], scorer: Scorer | None = None) -> Quality:
     """Compare two graphs of one model on `rows`, one array (n, *shape) an input.
 
-    `scorer(outputs)` gives a task metric of a run's outputs (n, *shape). Raises ExportError where the graphs do not have
-    the same layers and outputs.
+    `scorer(outputs)` is a task metric of a run's outputs (n, *shape). Raises ExportError where the graphs differ in
+    layers or outputs.
     """
     layers = [node.output for node in reference.moe_nodes()]
     if [node.output for node in quantised.moe_nodes()] != layers or quantised.outputs != reference.outputs:
