@@ -11,7 +11,7 @@ import pytest
 
 from colibri.errors import ExportError
 from colibri.graph import Array, Graph, Router
-from colibri.quantize import formats
+from colibri.quantize import choose, formats
 from colibri.quantize.choose import Choice, quantize, stored_bytes
 from colibri.quantize.report import measure, relative_error, weight_error
 from colibri.reference import ops
@@ -316,7 +316,9 @@ def test_mixed_meets_its_budget_and_is_reproducible(share: float, rows: list[Arr
     assert all(c.sensitivity is not None for c in choices)
 
 
-def test_mixed_beats_one_format_of_the_same_size() -> None:
+@pytest.mark.parametrize("work", [choose._MOST_WORK, 0])  # sensitivities from whole runs, from each weight's output
+def test_mixed_beats_one_format(work: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "_MOST_WORK", work)
     one, _ = quantize(MODEL, "int4", ROWS)
     new, _ = quantize(MODEL, "mixed", ROWS, budget=stored_bytes(quantize(MODEL, "int8", ROWS)[0]))
     want = run(MODEL, ROWS)[0]

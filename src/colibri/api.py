@@ -16,6 +16,8 @@ except ModuleNotFoundError:
 
 from colibri.frontends.torch_export import from_torch, register_moe
 from colibri.frontends.torch_report import Report
+from colibri.quantize.formats import SHARE
+from colibri.quantize.report import Scorer
 
 __all__ = ["export", "register_moe"]
 
@@ -27,6 +29,11 @@ def export(
     *,
     calibration: Any = None,
     dtype: str = "fp32",
+    activations: str = "int8",
+    residual_share: float = SHARE,
+    budget: int | None = None,
+    max_error: float | None = None,
+    scorer: Scorer | None = None,
     max_batch: int | None = None,
     name: str | None = None,
     expert_align: int = spec.ALIGN_EXPERT,
@@ -35,20 +42,28 @@ def export(
 
     example_inputs: a tensor or tuple of tensors, first axis the batch; gives the shapes, and `max_batch` (rows the
     context memory is planned for) where that is not given. calibration: a tensor, tuple or iterable of such with real
-    rows; MoE blocks are identified on them, golden rows are taken from them. Returns the recognition report, whose
-    warnings are also issued as `ExportWarning`.
+    rows; MoE blocks are identified on them, golden rows are taken from them, and quantising looks at them.
+
+    dtype: fp32, fp16, int8, int4, or mixed, which chooses a format for each weight to meet `budget` (bytes of weights)
+    or `max_error` (‖Δ‖ / ‖y‖ of the worst output; checked for every dtype). activations: how int8 weights read their
+    input, "int8" or "float". residual_share: of a matrix's bytes, what its sparse float16 residual may take. scorer:
+    a task metric of the outputs, for the report.
+
+    Returns the report: what each block was taken for, its warnings (also issued as `ExportWarning`), and what
+    quantising cost.
 
     Raises ExportError, before anything is written, for whatever cannot be exported faithfully.
     """
     imported = from_torch(module, example_inputs, calibration, name or type(module).__name__)
     built = exporter.build(
         imported.graph,
-        dtype=dtype,
+        quantization=exporter.Quantization(dtype, activations, residual_share, budget, max_error, scorer),
         max_batch=max_batch or imported.batch,
         calibration=imported.rows,
         expert_align=expert_align,
     )
     exporter.write(built, path)
+    imported.report.quality = built.quality
     for warning in imported.report.warnings:
         warnings.warn(warning, ExportWarning, stacklevel=2)
     return imported.report

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +25,8 @@ from colibri.errors import ColibriError, ExportError, ModelError
 from colibri.graph import Array, Graph
 from colibri.package import open_package
 from colibri.passes import PASSES
+from colibri.quantize.choose import DTYPES
+from colibri.quantize.formats import SHARE
 
 app = typer.Typer(
     help="Turns a Mixture-of-Experts model into a tiny C inference engine.",
@@ -30,7 +34,7 @@ app = typer.Typer(
 )  # fmt: skip
 out, err = Console(), Console(stderr=True)
 
-STAGES = ("graph", *PASSES, "program", "plan")
+STAGES = ("graph", *PASSES, "quantize", "program", "plan")
 Stage = Enum("Stage", {name: name for name in STAGES})  # type: ignore[misc]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
@@ -98,6 +102,16 @@ def _source(model: Path, architecture: Path | None) -> tuple[Graph, list[Array] 
     raise ExportError(f"{model}: unknown kind {model.suffix!r}: pass a .pt2 program or a .safetensors file")
 
 
+def _bytes(text: str | None) -> int | None:
+    """A size like 380KB or 2 MB in bytes; KB are 1,024."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?)i?B?\s*", text, re.I)
+    if match is None:
+        raise ExportError(f"budget {text!r} is no size: write it like 380KB")
+    return int(float(match[1]) * 1024 ** " KMG".index(match[2].upper() or " "))
+
+
 def _arrays(path: Path, names: list[str]) -> list[Array]:
     """Arrays of a .npy file (one input) or a .npz file (by input name)."""
     try:
@@ -120,7 +134,15 @@ def export(
         Path, typer.Option("--model", "-m", help="A .pt2 program (torch.export.save) or a .safetensors file.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for model.bin, model.h and model.c.")],
-    dtype: Annotated[str, typer.Option(help=f"Format of the weights: {', '.join(exporter.DTYPES)}.")] = "fp32",
+    dtype: Annotated[str, typer.Option(help=f"Format of the weights: {', '.join(DTYPES)}.")] = "fp32",
+    budget: Annotated[
+        str | None, typer.Option(help="Most bytes of weights, like 380KB; chooses formats with mixed.")
+    ] = None,
+    max_error: Annotated[
+        float | None, typer.Option(help="Largest output error, relative; else nothing is written.")
+    ] = None,
+    activations: Annotated[str, typer.Option(help="How int8 weights read their input: int8 or float.")] = "int8",
+    residual_share: Annotated[float, typer.Option(help="Share of a matrix's bytes for its float16 residual.")] = SHARE,
     architecture: Architecture = None,
     calibration: Annotated[Path | None, typer.Option(help=".npy or .npz with real input rows.")] = None,
     max_batch: MaxBatch = None,
@@ -136,13 +158,23 @@ def export(
         graph, rows, batch, report = _source(model, architecture)
         if calibration is not None:
             rows = [np.asarray(x, np.float32) for x in _arrays(calibration, graph.inputs)]
-        built = exporter.build(graph, dtype=dtype, max_batch=max_batch or batch, calibration=rows,
+        how = exporter.Quantization(dtype, activations, residual_share, _bytes(budget), max_error)
+        built = exporter.build(graph, quantization=how, max_batch=max_batch or batch, calibration=rows,
                                expert_align=expert_align, on_stage=advance)  # fmt: skip
         target = exporter.write(built, output)
     summary = {**built.summary(), "path": str(target)}
     if report is not None:
         summary["recognition"] = report.to_dict() if as_json else str(report)
+    if built.quality is not None and as_json:
+        summary |= {"weights": [asdict(c) for c in built.choices], "quality": built.quality.to_dict()}
     _report(summary, as_json)
+    if built.quality is not None and not as_json:
+        table = Table("weight", "format", "bytes", "sensitivity", "", box=None, pad_edge=False)
+        for c in built.choices:
+            shown = "" if c.sensitivity is None else f"{c.sensitivity:.3%}"
+            table.add_row(c.name, c.format, f"{c.bytes:,}", shown, c.kept)
+        out.print(table)
+        print(built.quality)
 
 
 @contextmanager

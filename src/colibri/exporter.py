@@ -24,23 +24,43 @@ from colibri.lower import lower
 from colibri.passes import optimize
 from colibri.plan import plan
 from colibri.program import Program
+from colibri.quantize.choose import Choice, quantize
+from colibri.quantize.formats import SHARE
+from colibri.quantize.report import Quality, Scorer, measure
 from colibri.reference.interpreter import run
 from colibri.weights import StoredWeight
 
-DTYPES = ("fp32",)
 _COMPARED_ROWS = 64  # rows run through reference and engine before anything is written
 
 Stage = Callable[[str, Any], None]
 
 
 @dataclass(frozen=True)
+class Quantization:
+    """How weights are stored: see `colibri.quantize.choose.quantize`."""
+
+    dtype: str = "fp32"
+    activations: str = "int8"
+    residual_share: float = SHARE  # of a matrix's bytes that its sparse residual E may take
+    budget: int | None = None  # bytes of all weights
+    max_error: float | None = None  # ‖Δ‖ / ‖y‖ of the worst output
+    scorer: Scorer | None = None  # task metric of a run's outputs, for the report
+
+
+FP32 = Quantization()
+
+
+@dataclass(frozen=True)
 class Export:
-    """What an export produced: the optimised graph, its program, the certificate and the bytes of model.bin."""
+    """What an export produced: the final graph, its program, the certificate, the bytes of model.bin, and what
+    quantising chose and cost (empty and None for fp32)."""
 
     graph: Graph
     program: Program
     certificate: Certificate
     image: bytes
+    choices: list[Choice]
+    quality: Quality | None
 
     def files(self) -> dict[str, bytes]:
         """The files of the export directory, by name."""
@@ -62,7 +82,7 @@ class Export:
 def build(
     graph: Graph,
     *,
-    dtype: str = "fp32",
+    quantization: Quantization = FP32,
     max_batch: int = 1,
     calibration: Sequence[Array] | None = None,
     expert_align: int = spec.ALIGN_EXPERT,
@@ -70,30 +90,46 @@ def build(
 ) -> Export:
     """Run every stage in memory and prove the engine equal to the reference on the calibration rows.
 
-    `calibration` holds one array (rows, *shape) float32 for each input; without it, seeded normal rows stand in.
+    `calibration` holds one array (rows, *shape) float32 for each input; without it, seeded normal rows stand in for the
+    certificate, and weights are quantised without looking at activations.
     Raises ExportError for anything that cannot be exported faithfully.
     """
-    if dtype not in DTYPES:
-        raise ExportError(f"dtype {dtype!r} is not available; available are {', '.join(DTYPES)}")
     if not 1 <= max_batch <= spec.MAX_BATCH:
         raise ExportError(f"max_batch {max_batch} is not between 1 and {spec.MAX_BATCH}")
     stage = on_stage or (lambda name, value: None)
     stage("graph", graph)
     _require_sound_constants(graph)
     graph = optimize(graph, stage)
+    rows = list(calibration) if calibration is not None else _random_rows(graph)
+    graph, choices, quality = _quantize(graph, quantization, rows, calibration is not None)
+    stage("quantize", graph)
     program = lower(graph, max_batch)
     stage("program", program)
     plan(program)
     stage("plan", program)
-    rows = list(calibration) if calibration is not None else _random_rows(graph)
     certificate = certify(graph, rows)
-    info = {"name": graph.name, "dtype": dtype, "producer": f"colibri {spec.VERSION}",
+    info = {"name": graph.name, "dtype": quantization.dtype, "producer": f"colibri {spec.VERSION}",
             "calibration": "given" if calibration is not None else "random"}  # fmt: skip
     image = model_bin.write(program, certificate.golden, certificate.frequencies, info, expert_align)
-    export = Export(graph, program, certificate, image)
+    export = Export(graph, program, certificate, image, choices, quality)
     _prove_equal(export, rows)
     stage("export", export)
     return export
+
+
+def _quantize(
+    graph: Graph, how: Quantization, rows: Sequence[Array], given: bool
+) -> tuple[Graph, list[Choice], Quality | None]:
+    new, choices = quantize(graph, how.dtype, rows if given else None, activations=how.activations,
+                            share=how.residual_share, budget=how.budget, max_error=how.max_error)  # fmt: skip
+    _require_sound_constants(new)
+    if how.dtype == "fp32":
+        return new, [], None
+    quality = measure(graph, new, rows, how.scorer)
+    if how.max_error is not None and quality.error > how.max_error:
+        raise ExportError(f"{how.dtype} has an output error of {quality.error:.3%}, more than the {how.max_error:.3%} "
+                          "allowed: raise the limit, or use a wider format")  # fmt: skip
+    return new, choices, quality
 
 
 def write(export: Export, path: str | Path) -> Path:

@@ -7,7 +7,6 @@
 #include <immintrin.h>
 
 #define CLB_UNARY clb_unary_avx2
-#define CLB_QUANTIZE clb_quantize_avx2
 #include "../vector.h"
 
 #if defined(__clang__)
@@ -88,21 +87,17 @@ INLINE void int8_tile(const uint8_t *w, size_t stride, uint32_t blocks, const cl
             }
         }
         for (uint32_t k = start; k < end; k += 4) {
-            __m256i input[4], size[4];
             UNROLL for (uint32_t r = 0; r < rows; ++r) {
                 int32_t quad;
                 memcpy(&quad, x[r].q + k, sizeof quad);
-                input[r] = _mm256_set1_epi32(quad);
-                size[r] = _mm256_abs_epi8(input[r]);
-            }
-            UNROLL for (uint32_t b = 0; b < blocks; ++b) {
-                const uint8_t *at = w + b * stride + 32 + (size_t)k * CLB_LANES;
-                if (rows == 1) {
-                    _mm_prefetch((const char *)at + AHEAD, _MM_HINT_T0);
-                }
-                const __m256i weight = _mm256_loadu_si256((const __m256i *)(const void *)at);
-                UNROLL for (uint32_t r = 0; r < rows; ++r) {
-                    const __m256i pairs = _mm256_maddubs_epi16(size[r], _mm256_sign_epi8(weight, input[r]));
+                const __m256i input = _mm256_set1_epi32(quad), size = _mm256_abs_epi8(input);
+                UNROLL for (uint32_t b = 0; b < blocks; ++b) {
+                    const uint8_t *at = w + b * stride + 32 + (size_t)k * CLB_LANES;
+                    if (rows == 1) {
+                        _mm_prefetch((const char *)at + AHEAD, _MM_HINT_T0);
+                    }
+                    const __m256i weight = _mm256_loadu_si256((const __m256i *)(const void *)at);
+                    const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(weight, input));
                     sum[b][r] = _mm256_add_epi32(sum[b][r], _mm256_madd_epi16(pairs, ones));
                 }
             }
@@ -169,10 +164,9 @@ INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t blocks, const cl
     }
 }
 
-/* Cover blocks × rows with register tiles TILE(first block, blocks, first row, rows) of constant size: 2 × 4 where there
- * are rows enough, 4 × 1 and 4 × 2 where there are few. */
-#define COVER(TILE)                                                                                                    \
-    uint32_t row = 0;                                                                                                  \
+/* Cover blocks × rows with register tiles TILE(first block, blocks, first row, rows) of constant size: 4 × 2, or
+ * where few are left 4 × 1, 1 × 2, 1 × 1; a float row, cheaper to load than a block, goes four at a time. */
+#define COVER_FOUR(TILE)                                                                                               \
     for (; row + 4 <= tile->rows; row += 4) {                                                                          \
         uint32_t b = 0;                                                                                                \
         for (; b + 2 <= blocks; b += 2) {                                                                              \
@@ -181,7 +175,8 @@ INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t blocks, const cl
         for (; b < blocks; ++b) {                                                                                      \
             TILE(b, 1, row, 4);                                                                                        \
         }                                                                                                              \
-    }                                                                                                                  \
+    }
+#define COVER(TILE)                                                                                                    \
     for (; row + 2 <= tile->rows; row += 2) {                                                                          \
         uint32_t b = 0;                                                                                                \
         for (; b + 4 <= blocks; b += 4) {                                                                              \
@@ -207,6 +202,8 @@ INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t blocks, const cl
 INLINE void float_product(enum format format, const uint8_t *matrix, size_t stride, uint32_t blocks,
                           const clb_tile *tile, uint32_t cols, totals total)
 {
+    uint32_t row = 0;
+    COVER_FOUR(FLOAT_TILE)
     COVER(FLOAT_TILE)
 }
 
@@ -229,6 +226,7 @@ static void product_i8(const uint8_t *matrix, size_t stride, uint32_t blocks, co
 }
 
 #define RECORDS                                                                                                        \
+    uint32_t row = 0;                                                                                                  \
     clb_record x[CLB_TILE];                                                                                            \
     for (uint32_t i = 0; i < tile->rows; ++i) {                                                                        \
         x[i] = clb_record_at(tile->a[i], cols);                                                                        \
@@ -250,12 +248,63 @@ static void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t blocks, 
     COVER(INT4_TILE)
 }
 
+/* As plain.c has it; a maximum and a sum of integers do not depend on their order. */
+static void quantize(const float *x, float *record, uint32_t cols)
+{
+    const __m256 sign = _mm256_set1_ps(-0.0f), bound = _mm256_set1_ps(127.5f);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const uint32_t groups = clb_ceil(cols, CLB_WEIGHT_GROUP);
+    int32_t *sums = (int32_t *)(void *)(record + clb_ceil(cols, CLB_ACTIVATION_GROUP));
+    int8_t *q = (int8_t *)(void *)(sums + groups);
+    float part[CLB_ACTIVATION_GROUP];
+    for (uint32_t start = 0; start < cols; start += CLB_ACTIVATION_GROUP) {
+        const uint32_t n = clb_min(cols - start, CLB_ACTIVATION_GROUP), full = clb_ceil(n, CLB_WEIGHT_GROUP);
+        const float *in = x + start;
+        if (n < CLB_ACTIVATION_GROUP) {
+            memset(part, 0, sizeof part);
+            memcpy(part, in, n * sizeof(float));
+            in = part;
+        }
+        __m256 most = _mm256_setzero_ps(), nan = most;
+        for (uint32_t i = 0; i < full * CLB_WEIGHT_GROUP; i += CLB_LANES) {
+            const __m256 v = _mm256_loadu_ps(in + i);
+            most = _mm256_max_ps(most, _mm256_andnot_ps(sign, v));
+            nan = _mm256_or_ps(nan, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+        }
+        float lanes[CLB_LANES], largest = 0.0f;
+        _mm256_storeu_ps(lanes, most);
+        for (uint32_t i = 0; i < CLB_LANES; ++i) {
+            largest = lanes[i] > largest ? lanes[i] : largest;
+        }
+        largest = _mm256_movemask_ps(nan) != 0 ? clb_nan() : largest;
+        const __m256 factor = _mm256_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
+        record[start / CLB_ACTIVATION_GROUP] = largest / 127.0f;
+        for (uint32_t g = 0; g < full; ++g) {
+            __m256i words[4];
+            UNROLL for (uint32_t i = 0; i < 4; ++i) {
+                const __m256 v = _mm256_mul_ps(_mm256_loadu_ps(in + g * CLB_WEIGHT_GROUP + i * CLB_LANES), factor);
+                const __m256 kept = _mm256_cmp_ps(_mm256_andnot_ps(sign, v), bound, _CMP_LT_OQ);
+                words[i] = _mm256_cvtps_epi32(_mm256_and_ps(v, kept)); /* nearest even: the mode nobody changes */
+            }
+            const __m256i low = _mm256_packs_epi32(words[0], words[1]), high = _mm256_packs_epi32(words[2], words[3]);
+            const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+            const uint32_t at = start / CLB_WEIGHT_GROUP + g;
+            _mm256_storeu_si256((__m256i *)(void *)(q + (size_t)at * CLB_WEIGHT_GROUP), bytes);
+            const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+            __m256i sum = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+            sum = _mm256_add_epi32(sum, _mm256_permute2x128_si256(sum, sum, 1));
+            sum = _mm256_hadd_epi32(sum, sum);
+            sums[at] = _mm256_extract_epi32(sum, 0) + _mm256_extract_epi32(sum, 1);
+        }
+    }
+}
+
 const clb_kernels clb_kernels_avx2 = {
     .name = "avx2",
     .products = {[CLB_LAYOUT_ROWS8_F32] = product_f32, [CLB_LAYOUT_ROWS8_F16] = product_f16,
                  [CLB_LAYOUT_ROWS8_I8] = product_i8},
     .products_q = {[CLB_LAYOUT_ROWS8_I8] = product_q_i8, [CLB_LAYOUT_ROWS8_I4] = product_q_i4},
-    .quantize = clb_quantize_avx2,
+    .quantize = quantize,
     .unary = clb_unary_avx2,
 };
 

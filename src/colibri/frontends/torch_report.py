@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from colibri.graph import Array, Graph
+from colibri.quantize.report import Quality
 
 
 @dataclass
@@ -69,16 +70,20 @@ class Report:
     error: float = 0.0
     rows: int = 0
     ambiguous: int = 0
+    quality: Quality | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain lists, numbers and strings, ready for JSON."""
-        return asdict(self)
+        quality = None if self.quality is None else self.quality.to_dict()
+        return {**asdict(replace(self, quality=None)), "quality": quality}
 
     def __str__(self) -> str:
         lines = [str(block) for block in self.blocks] or ["no Mixture-of-Experts block recognised"]
         lines += [f"warning: {warning}" for warning in self.warnings]
         left_out = f", {self.ambiguous} ambiguous left out" if self.ambiguous else ""
         lines.append(f"the graph equals the module to {self.error:.1e} relative over {self.rows} rows{left_out}")
+        if self.quality is not None:
+            lines.append(str(self.quality))
         return "\n".join(lines)
 
 

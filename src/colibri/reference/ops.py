@@ -66,8 +66,9 @@ def _chains(total: Array, rows: Array, matrix: Array) -> Array:
 def quantize_rows(rows: Array) -> tuple[np.ndarray[Any, np.dtype[np.int8]], Array]:
     """Rows (n, cols) as int8 q (n, cols) and scales (n, groups): in each group of 128, scale = max|x| / 127.
 
-    q is x·(127 / max|x|) rounded to nearest even; 0 where that is not within ±127, as for infinity, or where
-    127 / max|x| overflows. A NaN or infinity in a group makes its scale, and so every result, NaN or infinite.
+    q is x·(127 / max|x|) rounded to nearest even; the factor is rounded too, so that the largest may come out a little
+    above 127. Where that is not below 127.5, as for infinity, or where the factor overflows, q is 0. A NaN or infinity
+    in a group makes its scale, and so every result, NaN or infinite.
     """
     groups = -(-rows.shape[1] // ACTIVATION_GROUP)
     q = np.zeros(rows.shape, np.int8)
@@ -77,7 +78,7 @@ def quantize_rows(rows: Array) -> tuple[np.ndarray[Any, np.dtype[np.int8]], Arra
         size = np.abs(part).max(axis=1)  # NaN where there is one
         scale[:, g] = size / F(127)
         scaled = part * np.where(size > 0, F(127) / size, F(0))[:, None]
-        kept = np.where((scaled >= -127) & (scaled <= 127), scaled, F(0))
+        kept = np.where(np.abs(scaled) < F(127.5), scaled, F(0))
         q[:, g * ACTIVATION_GROUP : (g + 1) * ACTIVATION_GROUP] = np.rint(kept).astype(np.int8)
     return q, scale
 
