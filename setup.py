@@ -10,13 +10,14 @@ from setuptools.command.build_py import build_py
 
 
 class WithEngine(build_ext):
-    """Compiles libcolibri.a with the engine's own Makefile, so that its flags stand in one place, and links it in."""
+    """Compiles the engine's libraries with its own Makefile, where its flags stand, and links them in."""
 
     def run(self) -> None:
         build = Path(self.build_temp).resolve() / "engine"
-        subprocess.run(["make", "-s", "-C", "engine", f"BUILD={build}", f"{build}/libcolibri.a"], check=True)
+        libraries = [f"{build}/{name}" for name in ("libcolibri_host.a", "libcolibri.a")]
+        subprocess.run(["make", "-s", "-C", "engine", f"BUILD={build}", *libraries], check=True)
         for extension in self.extensions:
-            extension.extra_objects = [str(build / "libcolibri.a")]
+            extension.extra_objects = libraries
         super().run()
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 ENGINE = Path(__file__).resolve().parents[1] / "engine"
 LINE_LIMIT = 3000
+HOST = ("colibri_host.h", "pool.o")  # the optional host layer: its own library, counted apart
 STACK_FLAGS = "-fstack-usage -fcallgraph-info=su"
 
 # What a call through a pointer can reach, by the file that makes it: tables in that file, and functions by name. The
@@ -57,6 +58,7 @@ def code_lines(text: str) -> int:
 def engine_lines(engine: Path = ENGINE) -> dict[str, int]:
     """Code lines of every source and header that makes the engine, by path relative to it."""
     files = [p for folder in ("include", "src") for p in (engine / folder).rglob("*") if p.suffix in (".c", ".h")]
+    files = [p for p in files if p.name not in HOST]
     return {str(p.relative_to(engine)): code_lines(p.read_text(encoding="utf-8")) for p in sorted(files)}
 
 
@@ -95,7 +97,7 @@ def sections(obj: Path) -> dict[str, int]:
 
 def objects(directory: Path) -> list[Path]:
     """The objects of a build, by name."""
-    return sorted(directory.glob("*.o"))
+    return sorted(p for p in directory.glob("*.o") if p.name not in HOST)
 
 
 def exported(library: Path) -> set[str]:
@@ -105,7 +107,9 @@ def exported(library: Path) -> set[str]:
 
 def declared(engine: Path = ENGINE) -> set[str]:
     """The functions the public headers declare for the shared library."""
-    text = "".join(p.read_text(encoding="utf-8") for p in sorted((engine / "include").glob("*.h")))
+    text = "".join(
+        p.read_text(encoding="utf-8") for p in sorted((engine / "include").glob("*.h")) if p.name not in HOST
+    )
     return set(re.findall(r"^COLIBRI_API\b[^;(]*?\b(colibri_\w+)\s*\(", text, re.M))
 
 
@@ -156,7 +160,7 @@ def call_graph(directory: Path, engine: Path = ENGINE) -> CallGraph:
     """The call graph of a build made with STACK_FLAGS by gcc; raises StackError where a pointer call is unknown."""
     graph = CallGraph()
     indirect: list[tuple[str, str]] = []
-    for info in sorted(directory.glob("*.ci")):
+    for info in sorted(p for p in directory.glob("*.ci") if p.with_suffix(".o").name not in HOST):
         text = info.read_text(encoding="utf-8")
         for title, size, kind in re.findall(r'^node: .*?title: "([^"]+)".*?\\n(\d+) bytes \(([\w,]+)\)"', text, re.M):
             name = _plain(title)

@@ -24,12 +24,17 @@ const char *colibri_error_text(int error);
 const char *colibri_version(void);
 void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size);
 void forward_recording(colibri_context_t *ctx, const float *input, float *output, int batch_size, int32_t *choices);
+typedef struct { ...; } colibri_pool_t;
+int colibri_pool_start(colibri_pool_t *pool, int threads);
+void colibri_pool_stop(colibri_pool_t *pool);
+void use_pool(colibri_context_t *ctx, colibri_pool_t *pool);
 int use_kernels(colibri_context_t *ctx, const char *name);
 const char *best_kernels(void);
 """)
 ffi.set_source(
     "colibri._engine",
     """
+#include "colibri_host.h"
 #include "colibri_inspect.h"
 #include "internal.h"
 
@@ -50,6 +55,12 @@ static void forward_recording(colibri_context_t *ctx, const float *input, float 
     colibri_forward(ctx, input, output, batch_size);
     ctx->on_route = NULL;
     ctx->user = NULL;
+}
+
+static void use_pool(colibri_context_t *ctx, colibri_pool_t *pool)
+{
+    ctx->parallel = colibri_pool_run;
+    ctx->parallel_user = pool;
 }
 
 /* Make a context use the named kernels instead of the best ones; 0 where this machine has none of that name. */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ class Model:
     Safe to call from several threads at once: each call runs in a context of its own, without the interpreter lock.
     """
 
-    def __init__(self, package: Package, verify: bool = True, kernels: str | None = None) -> None:
+    def __init__(self, package: Package, verify: bool = True, kernels: str | None = None, threads: int = 1) -> None:
         self.package = package
+        self._pool = _Pool(threads) if threads != 1 else None
         self.kernels = kernels or ffi.string(lib.best_kernels()).decode()
         # An array, never a memoryview: cffi crashes when the garbage collector meets the latter in a cycle.
         self._model = ffi.from_buffer("uint8_t[]", package.data)
@@ -34,6 +36,11 @@ class Model:
         self._contexts: list[tuple[Any, Any]] = []
         self._input_size = sum(prod(p.shape) for p in package.inputs)
         self._output_size = sum(prod(p.shape) for p in package.outputs)
+
+    @property
+    def threads(self) -> int:
+        """Threads one call may use."""
+        return 1 if self._pool is None else self._pool.threads
 
     @property
     def inputs(self) -> list[Port]:
@@ -108,6 +115,8 @@ class Model:
                 raise ModelError(f"{self.package.path}: {spec.error_text(error)}", error) from None
             if not lib.use_kernels(context, self.kernels.encode()):
                 raise ModelError(f"this machine has no {self.kernels!r} kernels") from None
+            if self._pool is not None:
+                lib.use_pool(context, self._pool.memory)
             return context, pointer
 
     def _pack(self, inputs: tuple[Any, ...]) -> Array:
@@ -164,6 +173,15 @@ class Model:
         return parts
 
 
+class _Pool:
+    """Worker threads of one model; while one call uses them, others run on their own thread alone."""
+
+    def __init__(self, threads: int) -> None:
+        self.memory = ffi.new("colibri_pool_t *")
+        self.threads = int(lib.colibri_pool_start(self.memory, threads))
+        self._end = weakref.finalize(self, lib.colibri_pool_stop, self.memory)
+
+
 def aligned(size: int, to: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """`size` uninitialised bytes whose address is a multiple of `to`."""
     raw = np.empty(size + to, np.uint8)
@@ -171,16 +189,17 @@ def aligned(size: int, to: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return raw[start : start + size]
 
 
-def load(path: str | Path | bytes, verify: bool = True, kernels: str | None = None) -> Model:
+def load(path: str | Path | bytes, verify: bool = True, kernels: str | None = None, threads: int = 1) -> Model:
     """Load a model.bin, the directory of an export, or a model's bytes.
 
     `verify` checks the weights' checksums, which reads the whole file. `kernels` names the instruction set to use
-    instead of the best: `plain` or `avx2`; the bits are the same. Raises ModelError for what is not a sound model.
+    instead of the best: `plain` or `avx2`. `threads` may share the work of one call; 0 means one a processor. The bits
+    are the same whatever is chosen. Raises ModelError for what is not a sound model.
     """
     if isinstance(path, bytes):
         memory = aligned(len(path), spec.ALIGN_MODEL)
         memory[:] = np.frombuffer(path, np.uint8)
         if len(path) < spec.HEADER.bytes:
             raise ModelError(f"{len(path)} bytes are fewer than a model's header", 5)
-        return Model(parse(memory, "model"), verify, kernels)
-    return Model(open_package(path), verify, kernels)
+        return Model(parse(memory, "model"), verify, kernels, threads)
+    return Model(open_package(path), verify, kernels, threads)
