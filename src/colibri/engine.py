@@ -15,6 +15,10 @@ from colibri.errors import ModelError
 from colibri.graph import Array
 from colibri.package import Package, Port, open_package, parse
 
+_FLOAT = np.dtype(np.float32)
+_FLOATS = ffi.typeof("float[]")
+_view = ffi.from_buffer
+
 
 class Model:
     """A loaded model; calling it maps NumPy arrays (batch, *shape) float32 to NumPy arrays (batch, *shape) float32.
@@ -34,8 +38,10 @@ class Model:
         if verify:
             package.check_weights()
         self._contexts: list[tuple[Any, Any]] = []
+        self._max_batch = int(package.header["max_batch"])
         self._input_size = sum(prod(p.shape) for p in package.inputs)
         self._output_size = sum(prod(p.shape) for p in package.outputs)
+        self._seen: dict[tuple[int, ...], tuple[int, ...]] = {}  # input shapes that fit, and their output's
 
     @property
     def threads(self) -> int:
@@ -55,7 +61,7 @@ class Model:
     @property
     def max_batch(self) -> int:
         """Rows the engine runs at once; longer batches are run in pieces, with the same bits."""
-        return int(self.package.header["max_batch"])
+        return self._max_batch
 
     @property
     def context_bytes(self) -> int:
@@ -72,7 +78,27 @@ class Model:
 
         Raises ModelError where a shape does not fit.
         """
-        outputs = self._split(self._run(self._pack(inputs), None))
+        if len(inputs) == 1:
+            x = inputs[0]
+            # What an application does again and again, without the checks and copies of the general path: a float32
+            # array of a shape seen before. One that is not contiguous is refused by `from_buffer`.
+            if type(x) is np.ndarray and x.dtype is _FLOAT and (shape := self._seen.get(x.shape)) is not None:
+                out = np.empty(shape, _FLOAT)
+                try:
+                    context = self._contexts.pop()
+                except IndexError:
+                    context = self._context()
+                try:
+                    lib.colibri_forward(context[0], _view(_FLOATS, x), _view(_FLOATS, out), shape[0])
+                    return out
+                except ValueError:
+                    pass
+                finally:
+                    self._contexts.append(context)
+        rows = self._pack(inputs)
+        if len(self.inputs) == len(self.outputs) == 1 and len(rows) <= self._max_batch and len(self._seen) < 64:
+            self._seen[np.shape(inputs[0])] = (len(rows), *self.outputs[0].shape)
+        outputs = self._split(self._run(rows, None))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def routes(self, *inputs: Any) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
