@@ -27,14 +27,14 @@ STACK_FLAGS = "-fstack-usage -fcallgraph-info=su"
 
 # What a call through a pointer can reach, by the file that makes it: tables in that file, and functions by name. The
 # caller's own route hook comes on top of what is measured; compare_routes is the engine's own.
-_VECTOR = ("clb_unary_plain", "clb_unary_avx2", "quantize")
+_VECTOR = ("unary", "binary", "mix", "quantize")
 _PRODUCTS = ("product_f32", "product_f16", "product_i8", "product_q_i8", "product_q_i4")  # of every instruction set
 INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "elementwise": ((), _VECTOR),
     "linear": ((), (*_VECTOR, *_PRODUCTS)),
     "forward": (("kernels",), ()),
     "routing": (("score_table",), ()),
-    "moe": ((), ("compare_routes",)),
+    "moe": ((), ("mix", "compare_routes")),
 }
 
 _COMMENT_OR_TEXT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)

@@ -3,27 +3,6 @@
 
 enum { CHUNK = 32 }; /* floats gathered at once where a row is strided */
 
-#define EACH(expression)                                                                                               \
-    for (size_t i = 0; i < n; ++i) {                                                                                   \
-        const float x = a[i], y = b[i];                                                                                \
-        out[i] = (expression);                                                                                         \
-    }                                                                                                                  \
-    break
-
-static void binary(uint32_t func, const float *a, const float *b, float *out, size_t n)
-{
-    switch (func) {
-    case CLB_BINARY_ADD: EACH(x + y);
-    case CLB_BINARY_SUB: EACH(x - y);
-    case CLB_BINARY_MUL: EACH(x *y);
-    case CLB_BINARY_DIV: EACH(x / y);
-    case CLB_BINARY_MAXIMUM: EACH(x > y || x != x ? x : y);
-    default: EACH(x < y || x != x ? x : y); /* CLB_BINARY_MINIMUM */
-    }
-}
-
-#undef EACH
-
 /* A row of `n` floats `stride` apart, as n contiguous ones: the row itself, or its copy in `buffer`. */
 static const float *gather(const float *row, size_t stride, size_t n, float *buffer)
 {
@@ -49,7 +28,7 @@ static void map_row(const clb_kernels *kernels, const clb_op *op, const float *a
         if (b == NULL) {
             kernels->unary(op->func, op->p0, op->p1, x, y, count);
         } else {
-            binary(op->func, x, gather(b + i * sb, sb, count, right), y, count);
+            kernels->binary(op->func, x, gather(b + i * sb, sb, count, right), y, count);
         }
         for (size_t j = 0; so != 1 && j < count; ++j) {
             out[(i + j) * so] = result[j];

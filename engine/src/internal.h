@@ -81,6 +81,8 @@ typedef struct clb_kernels {
     clb_product *products_q[CLB_LAYOUT_COUNT]; /* for quantised rows */
     void (*quantize)(const float *x, float *record, uint32_t cols);
     void (*unary)(uint32_t func, float p0, float p1, const float *x, float *out, size_t n); /* out may be x */
+    void (*binary)(uint32_t func, const float *a, const float *b, float *out, size_t n);    /* out may be a or b */
+    void (*mix)(float weight, const float *value, float *total, size_t n, int first);      /* total may be value */
 } clb_kernels;
 
 extern const clb_kernels clb_kernels_plain, clb_kernels_avx2;

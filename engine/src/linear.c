@@ -17,6 +17,7 @@ typedef struct {
     const float *bias;
     size_t block_bytes;
     uint32_t samples, blocks, chunk; /* chunk: blocks a task computes */
+    int scaled, from_bias;           /* the format has a scale a row; its sums start from the bias */
 } product_task;
 
 static int is_quantized(const clb_op *op)
@@ -60,22 +61,32 @@ static void add_residual(const product_task *t, uint32_t block, const float *x, 
     }
 }
 
-/* Scale, residual and bias of the integer formats; the float formats start from the bias instead. */
-static void finish(const product_task *t, uint32_t block, const float *x, uint32_t lanes, float total[CLB_LANES])
+/* Eight floats, of which the last block may have fewer to copy. Fixed sizes let the compiler use registers. */
+static void copy_lanes(float *to, const float *from, uint32_t lanes)
 {
-    const uint32_t layout = t->frame->tensors[t->op->w0].layout;
-    if (layout == CLB_LAYOUT_ROWS8_I8) {
-        const float *scale = (const float *)(const void *)(t->matrix + block * t->block_bytes);
+    if (lanes == CLB_LANES) {
+        memcpy(to, from, CLB_LANES * sizeof(float));
+    } else {
+        memcpy(to, from, lanes * sizeof(float));
+    }
+}
+
+/* Scale, residual and bias of the integer formats; the float formats start from the bias instead. */
+static void finish(const product_task *t, uint32_t block, const float *x, const float *restrict bias,
+                   float *restrict total)
+{
+    if (t->scaled) {
+        const float *restrict scale = (const float *)(const void *)(t->matrix + block * t->block_bytes);
         for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
             total[lane] *= scale[lane];
         }
     }
-    if (layout == CLB_LAYOUT_ROWS8_I8 || layout == CLB_LAYOUT_ROWS8_I4) {
-        if (t->residual != NULL) {
-            add_residual(t, block, x, total);
-        }
-        for (uint32_t lane = 0; t->bias != NULL && lane < lanes; ++lane) {
-            total[lane] += t->bias[block * CLB_LANES + lane];
+    if (t->residual != NULL) {
+        add_residual(t, block, x, total);
+    }
+    if (t->bias != NULL && !t->from_bias) {
+        for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
+            total[lane] += bias[lane];
         }
     }
 }
@@ -83,24 +94,28 @@ static void finish(const product_task *t, uint32_t block, const float *x, uint32
 /* `blocks` blocks from `first` on, for the rows of one tile. */
 static void panel(const product_task *t, const clb_tile *tile, uint32_t first, uint32_t blocks)
 {
-    float total[CLB_PANEL][CLB_TILE][CLB_LANES];
-    const uint32_t layout = t->frame->tensors[t->op->w0].layout, outputs = t->op->dims[1];
-    const int from_bias = layout == CLB_LAYOUT_ROWS8_F32 || layout == CLB_LAYOUT_ROWS8_F16;
+    float total[CLB_PANEL][CLB_TILE][CLB_LANES], bias[CLB_PANEL][CLB_LANES];
+    const uint32_t outputs = t->op->dims[1];
     for (uint32_t b = 0; b < blocks; ++b) {
-        const uint32_t at = (first + b) * CLB_LANES, lanes = clb_min(outputs - at, CLB_LANES);
+        const uint32_t at = (first + b) * CLB_LANES;
+        memset(bias[b], 0, sizeof bias[b]);
+        if (t->bias != NULL) {
+            copy_lanes(bias[b], t->bias + at, clb_min(outputs - at, CLB_LANES));
+        }
         for (uint32_t row = 0; row < tile->rows; ++row) {
-            memset(total[b][row], 0, sizeof total[b][row]);
-            if (from_bias && t->bias != NULL) {
-                memcpy(total[b][row], t->bias + at, lanes * sizeof(float));
+            if (t->from_bias) {
+                memcpy(total[b][row], bias[b], sizeof bias[b]);
+            } else {
+                memset(total[b][row], 0, sizeof total[b][row]);
             }
         }
     }
     t->product(t->matrix + first * t->block_bytes, t->block_bytes, blocks, tile, t->op->dims[0], total);
     for (uint32_t b = 0; b < blocks; ++b) {
-        const uint32_t at = (first + b) * CLB_LANES, lanes = clb_min(outputs - at, CLB_LANES);
+        const uint32_t at = (first + b) * CLB_LANES;
         for (uint32_t row = 0; row < tile->rows; ++row) {
-            finish(t, first + b, tile->a[row], lanes, total[b][row]);
-            memcpy(tile->out[row] + at, total[b][row], lanes * sizeof(float));
+            finish(t, first + b, tile->a[row], bias[b], total[b][row]);
+            copy_lanes(tile->out[row] + at, total[b][row], clb_min(outputs - at, CLB_LANES));
         }
     }
 }
@@ -135,6 +150,8 @@ void clb_run_linear(const clb_op *op, uint32_t samples, const clb_frame *frame)
     t.matrix = clb_tensor_at(frame, op->w0);
     t.bias = (const float *)(const void *)clb_tensor_at(frame, op->w1);
     t.residual = clb_tensor_at(frame, op->w2);
+    t.scaled = w->layout == CLB_LAYOUT_ROWS8_I8;
+    t.from_bias = w->layout == CLB_LAYOUT_ROWS8_F32 || w->layout == CLB_LAYOUT_ROWS8_F16;
     t.block_bytes = clb_block_bytes(w->layout, w->cols);
     t.blocks = clb_ceil(op->dims[1], CLB_LANES);
     const uint32_t fitting = (uint32_t)(CHUNK_BYTES / t.block_bytes) / CLB_PANEL * CLB_PANEL;

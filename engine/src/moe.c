@@ -55,6 +55,7 @@ void clb_run_moe(const clb_model *model, const clb_op *op, uint32_t samples, con
 {
     const clb_layer *layer = &model->layers[op->w0];
     const colibri_context_t *ctx = frame->ctx;
+    const clb_kernels *kernels = ctx->kernels;
     const uint32_t k = layer->k, rows = op->rows;
     const size_t tokens = (size_t)samples * rows, choices = tokens * k;
     const float *x = base_of(&op->a, frame), *logits = base_of(&op->b, frame), *y = base_of(&op->out, frame);
@@ -89,9 +90,7 @@ void clb_run_moe(const clb_model *model, const clb_op *op, uint32_t samples, con
         for (uint32_t slot = 0; slot < k; ++slot) {
             const float weight = w.weights[t * k + slot];
             const float *value = k == 1 ? total : w.slots + (t * k + slot) * layer->d_out;
-            for (uint32_t d = 0; d < layer->d_out; ++d) {
-                total[d] = slot == 0 ? weight * value[d] : total[d] + weight * value[d];
-            }
+            kernels->mix(weight, value, total, layer->d_out, slot == 0);
         }
     }
 }

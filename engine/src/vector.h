@@ -1,5 +1,4 @@
-/* The elementwise kernel, which a compiler vectorises by itself, compiled once for each instruction set: the including file
- * names it CLB_UNARY. Every arm of a select is computed, so that a loop has no branch. */
+/* Kernels that a compiler vectorises by itself, compiled once for each instruction set. Every arm of a select is computed, so that a loop has no branch. */
 #include "internal.h"
 
 #include <math.h> /* sqrtf only: correctly rounded, an instruction wherever there is one */
@@ -11,7 +10,7 @@
     }                                                                                                                  \
     break
 
-static void CLB_UNARY(uint32_t func, float p0, float p1, const float *in, float *out, size_t n)
+static void unary(uint32_t func, float p0, float p1, const float *in, float *out, size_t n)
 {
     switch (func) {
     case CLB_UNARY_RELU: EACH(x < 0.0f ? 0.0f : x);
@@ -45,3 +44,33 @@ static void CLB_UNARY(uint32_t func, float p0, float p1, const float *in, float 
 }
 
 #undef EACH
+
+#define EACH(expression)                                                                                               \
+    for (size_t i = 0; i < n; ++i) {                                                                                   \
+        const float x = a[i], y = b[i];                                                                                \
+        out[i] = (expression);                                                                                         \
+    }                                                                                                                  \
+    break
+
+static void binary(uint32_t func, const float *a, const float *b, float *out, size_t n)
+{
+    switch (func) {
+    case CLB_BINARY_ADD: EACH(x + y);
+    case CLB_BINARY_SUB: EACH(x - y);
+    case CLB_BINARY_MUL: EACH(x *y);
+    case CLB_BINARY_DIV: EACH(x / y);
+    case CLB_BINARY_MAXIMUM: EACH(x > y || x != x ? x : y);
+    default: EACH(x < y || x != x ? x : y); /* CLB_BINARY_MINIMUM */
+    }
+}
+
+#undef EACH
+
+/* total = weight · value, or total += weight · value where it is not the first. */
+static void mix(float weight, const float *value, float *total, size_t n, int first)
+{
+    for (size_t i = 0; i < n; ++i) {
+        const float part = weight * value[i];
+        total[i] = first ? part : total[i] + part;
+    }
+}

@@ -6,13 +6,14 @@
 
 #include <immintrin.h>
 
-#define CLB_UNARY clb_unary_avx2
 #include "../vector.h"
 
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")
+#define TWICE _Pragma("unroll 2")
 #else
 #define UNROLL _Pragma("GCC unroll 8")
+#define TWICE _Pragma("GCC unroll 2")
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
@@ -36,136 +37,134 @@ INLINE __m256 weights_at(enum format format, const uint8_t *block, uint32_t k)
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(moved, 24));
 }
 
-INLINE void float_tile(enum format format, const uint8_t *w, size_t stride, uint32_t blocks, const float *const *x,
-                       uint32_t rows, uint32_t cols, float (*total)[CLB_TILE][CLB_LANES], uint32_t at_row)
+/* The streams of `blocks` blocks, a cache line each; one row reads them faster than it computes. */
+INLINE void prefetch(const uint8_t *at, size_t stride, uint32_t blocks)
 {
-    for (uint32_t start = 0; start < cols; start += CLB_GROUP) {
-        const uint32_t end = start + clb_min(cols - start, CLB_GROUP);
-        __m256 chain[4][4];
-        UNROLL for (uint32_t b = 0; b < blocks; ++b) {
-            UNROLL for (uint32_t r = 0; r < rows; ++r) {
-                chain[b][r] = _mm256_setzero_ps();
-            }
+    UNROLL for (uint32_t b = 0; b < blocks; ++b) {
+        _mm_prefetch((const char *)(at + b * stride) + AHEAD, _MM_HINT_T0);
+    }
+}
+
+INLINE void float_tile(enum format format, const uint8_t *w, size_t stride, uint32_t blocks, const float *const *x,
+                       uint32_t rows, uint32_t start, uint32_t end, float (*total)[CLB_TILE][CLB_LANES], uint32_t at_row)
+{
+    __m256 chain[4][4];
+    UNROLL for (uint32_t b = 0; b < blocks; ++b) {
+        UNROLL for (uint32_t r = 0; r < rows; ++r) {
+            chain[b][r] = _mm256_setzero_ps();
         }
-        for (uint32_t k = start; k < end; ++k) {
-            __m256 input[4];
-            UNROLL for (uint32_t r = 0; r < rows; ++r) {
-                input[r] = _mm256_broadcast_ss(x[r] + k);
-            }
-            UNROLL for (uint32_t b = 0; b < blocks; ++b) {
-                const uint8_t *block = w + b * stride;
-                if (rows == 1) {
-                    _mm_prefetch((const char *)(block + (size_t)k * (format == F32 ? 32 : format == F16 ? 16 : 8)) + AHEAD,
-                                 _MM_HINT_T0);
-                }
-                const __m256 weight = weights_at(format, block, k);
-                UNROLL for (uint32_t r = 0; r < rows; ++r) {
-                    chain[b][r] = _mm256_add_ps(chain[b][r], _mm256_mul_ps(weight, input[r]));
-                }
-            }
+    }
+    TWICE for (uint32_t k = start; k < end; ++k) {
+        const uint32_t each = format == F32 ? 32 : format == F16 ? 16 : 8; /* bytes of an input's weights */
+        if (rows == 1 && k % (64 / each) == 0) {
+            prefetch(w + (size_t)k * each, stride, blocks);
+        }
+        __m256 input[4];
+        UNROLL for (uint32_t r = 0; r < rows; ++r) {
+            input[r] = _mm256_broadcast_ss(x[r] + k);
         }
         UNROLL for (uint32_t b = 0; b < blocks; ++b) {
+            const __m256 weight = weights_at(format, w + b * stride, k);
             UNROLL for (uint32_t r = 0; r < rows; ++r) {
-                _mm256_storeu_ps(total[b][at_row + r], _mm256_add_ps(_mm256_loadu_ps(total[b][at_row + r]), chain[b][r]));
+                chain[b][r] = _mm256_add_ps(chain[b][r], _mm256_mul_ps(weight, input[r]));
             }
+        }
+    }
+    UNROLL for (uint32_t b = 0; b < blocks; ++b) {
+        UNROLL for (uint32_t r = 0; r < rows; ++r) {
+            _mm256_storeu_ps(total[b][at_row + r], _mm256_add_ps(_mm256_loadu_ps(total[b][at_row + r]), chain[b][r]));
         }
     }
 }
 
 /* Quads of int8: |x| is the unsigned operand, the weight takes x's sign, so that two products never pass
  * 2 · 127 · 127 < 2^15. */
-INLINE void int8_tile(const uint8_t *w, size_t stride, uint32_t blocks, const clb_record *x, uint32_t rows, uint32_t cols,
-                      float (*total)[CLB_TILE][CLB_LANES], uint32_t at_row)
+INLINE void int8_tile(const uint8_t *w, size_t stride, uint32_t blocks, const clb_record *x, uint32_t rows,
+                      uint32_t start, uint32_t end, float (*total)[CLB_TILE][CLB_LANES], uint32_t at_row)
 {
     const __m256i ones = _mm256_set1_epi16(1);
-    for (uint32_t start = 0; start < cols; start += CLB_ACTIVATION_GROUP) {
-        const uint32_t end = start + clb_min(cols - start, CLB_ACTIVATION_GROUP);
-        __m256i sum[4][4];
-        UNROLL for (uint32_t b = 0; b < blocks; ++b) {
-            UNROLL for (uint32_t r = 0; r < rows; ++r) {
-                sum[b][r] = _mm256_setzero_si256();
-            }
+    __m256i sum[4][4];
+    UNROLL for (uint32_t b = 0; b < blocks; ++b) {
+        UNROLL for (uint32_t r = 0; r < rows; ++r) {
+            sum[b][r] = _mm256_setzero_si256();
         }
-        for (uint32_t k = start; k < end; k += 4) {
-            UNROLL for (uint32_t r = 0; r < rows; ++r) {
-                int32_t quad;
-                memcpy(&quad, x[r].q + k, sizeof quad);
-                const __m256i input = _mm256_set1_epi32(quad), size = _mm256_abs_epi8(input);
-                UNROLL for (uint32_t b = 0; b < blocks; ++b) {
-                    const uint8_t *at = w + b * stride + 32 + (size_t)k * CLB_LANES;
-                    if (rows == 1) {
-                        _mm_prefetch((const char *)at + AHEAD, _MM_HINT_T0);
-                    }
-                    const __m256i weight = _mm256_loadu_si256((const __m256i *)(const void *)at);
-                    const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(weight, input));
-                    sum[b][r] = _mm256_add_epi32(sum[b][r], _mm256_madd_epi16(pairs, ones));
-                }
-            }
+    }
+    TWICE for (uint32_t k = start; k < end; k += 4) {
+        if (rows == 1 && k % 8 == 0) {
+            prefetch(w + 32 + (size_t)k * CLB_LANES, stride, blocks);
         }
         UNROLL for (uint32_t r = 0; r < rows; ++r) {
-            const __m256 scale = _mm256_broadcast_ss(x[r].scale + start / CLB_ACTIVATION_GROUP);
+            int32_t quad;
+            memcpy(&quad, x[r].q + k, sizeof quad);
+            const __m256i input = _mm256_set1_epi32(quad), size = _mm256_abs_epi8(input);
             UNROLL for (uint32_t b = 0; b < blocks; ++b) {
-                const __m256 part = _mm256_mul_ps(_mm256_cvtepi32_ps(sum[b][r]), scale);
-                _mm256_storeu_ps(total[b][at_row + r], _mm256_add_ps(_mm256_loadu_ps(total[b][at_row + r]), part));
+                const uint8_t *at = w + b * stride + 32 + (size_t)k * CLB_LANES;
+                const __m256i weight = _mm256_loadu_si256((const __m256i *)(const void *)at);
+                const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(weight, input));
+                sum[b][r] = _mm256_add_epi32(sum[b][r], _mm256_madd_epi16(pairs, ones));
             }
+        }
+    }
+    UNROLL for (uint32_t r = 0; r < rows; ++r) {
+        const __m256 scale = _mm256_broadcast_ss(x[r].scale + start / CLB_ACTIVATION_GROUP);
+        UNROLL for (uint32_t b = 0; b < blocks; ++b) {
+            const __m256 part = _mm256_mul_ps(_mm256_cvtepi32_ps(sum[b][r]), scale);
+            _mm256_storeu_ps(total[b][at_row + r], _mm256_add_ps(_mm256_loadu_ps(total[b][at_row + r]), part));
         }
     }
 }
 
 /* Groups of 32 nibbles, weight + 8 in 0 … 15: eight products of pairs stay within 8 · 2 · 15 · 127 < 2^15. */
-INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t blocks, const clb_record *x, uint32_t rows, uint32_t cols,
-                      float (*total)[CLB_TILE][CLB_LANES], uint32_t at_row)
+INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t blocks, const clb_record *x, uint32_t rows,
+                      uint32_t start, uint32_t end, float (*total)[CLB_TILE][CLB_LANES], uint32_t at_row)
 {
     const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15);
-    const uint32_t groups = clb_ceil(cols, CLB_WEIGHT_GROUP), per = CLB_ACTIVATION_GROUP / CLB_WEIGHT_GROUP;
-    for (uint32_t first = 0; first < groups; first += per) {
-        const uint32_t end = first + clb_min(groups - first, per);
-        __m256 inner[4][4];
-        UNROLL for (uint32_t b = 0; b < blocks; ++b) {
-            UNROLL for (uint32_t r = 0; r < rows; ++r) {
-                inner[b][r] = _mm256_setzero_ps();
-            }
-        }
-        for (uint32_t g = first; g < end; ++g) {
-            UNROLL for (uint32_t b = 0; b < blocks; ++b) {
-                const uint8_t *group = w + b * stride + (size_t)g * (CLB_LANES * 18);
-                if (rows == 1) {
-                    _mm_prefetch((const char *)group + AHEAD, _MM_HINT_T0);
-                    _mm_prefetch((const char *)group + AHEAD + 64, _MM_HINT_T0);
-                }
-                const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)group));
-                UNROLL for (uint32_t r = 0; r < rows; ++r) {
-                    const int8_t *q = x[r].q + (size_t)g * CLB_WEIGHT_GROUP;
-                    __m256i pairs = _mm256_setzero_si256();
-                    UNROLL for (uint32_t c = 0; c < 4; ++c) {
-                        const __m256i both =
-                            _mm256_loadu_si256((const __m256i *)(const void *)(group + 16 + (size_t)c * 32));
-                        int32_t left, right;
-                        memcpy(&left, q + c * 4, sizeof left);
-                        memcpy(&right, q + 16 + c * 4, sizeof right);
-                        const __m256i lo = _mm256_and_si256(both, low);
-                        const __m256i hi = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
-                        pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(lo, _mm256_set1_epi32(left)));
-                        pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(hi, _mm256_set1_epi32(right)));
-                    }
-                    const __m256i offset = _mm256_slli_epi32(_mm256_set1_epi32(x[r].sum[g]), 3);
-                    const __m256i sum = _mm256_sub_epi32(_mm256_madd_epi16(pairs, ones), offset);
-                    inner[b][r] = _mm256_add_ps(inner[b][r], _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale));
-                }
-            }
-        }
+    __m256 inner[4][4];
+    UNROLL for (uint32_t b = 0; b < blocks; ++b) {
         UNROLL for (uint32_t r = 0; r < rows; ++r) {
-            const __m256 scale = _mm256_broadcast_ss(x[r].scale + first / per);
-            UNROLL for (uint32_t b = 0; b < blocks; ++b) {
-                const __m256 part = _mm256_mul_ps(inner[b][r], scale);
-                _mm256_storeu_ps(total[b][at_row + r], _mm256_add_ps(_mm256_loadu_ps(total[b][at_row + r]), part));
+            inner[b][r] = _mm256_setzero_ps();
+        }
+    }
+    for (uint32_t g = start / CLB_WEIGHT_GROUP; g < clb_ceil(end, CLB_WEIGHT_GROUP); ++g) {
+        UNROLL for (uint32_t b = 0; b < blocks; ++b) {
+            const uint8_t *group = w + b * stride + (size_t)g * (CLB_LANES * 18);
+            if (rows == 1) {
+                _mm_prefetch((const char *)group + AHEAD, _MM_HINT_T0);
+                _mm_prefetch((const char *)group + AHEAD + 64, _MM_HINT_T0);
             }
+            const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)group));
+            UNROLL for (uint32_t r = 0; r < rows; ++r) {
+                const int8_t *q = x[r].q + (size_t)g * CLB_WEIGHT_GROUP;
+                __m256i pairs = _mm256_setzero_si256();
+                UNROLL for (uint32_t c = 0; c < 4; ++c) {
+                    const __m256i both =
+                        _mm256_loadu_si256((const __m256i *)(const void *)(group + 16 + (size_t)c * 32));
+                    int32_t left, right;
+                    memcpy(&left, q + c * 4, sizeof left);
+                    memcpy(&right, q + 16 + c * 4, sizeof right);
+                    const __m256i lo = _mm256_and_si256(both, low);
+                    const __m256i hi = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+                    pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(lo, _mm256_set1_epi32(left)));
+                    pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(hi, _mm256_set1_epi32(right)));
+                }
+                const __m256i offset = _mm256_slli_epi32(_mm256_set1_epi32(x[r].sum[g]), 3);
+                const __m256i sum = _mm256_sub_epi32(_mm256_madd_epi16(pairs, ones), offset);
+                inner[b][r] = _mm256_add_ps(inner[b][r], _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale));
+            }
+        }
+    }
+    UNROLL for (uint32_t r = 0; r < rows; ++r) {
+        const __m256 scale = _mm256_broadcast_ss(x[r].scale + start / CLB_ACTIVATION_GROUP);
+        UNROLL for (uint32_t b = 0; b < blocks; ++b) {
+            const __m256 part = _mm256_mul_ps(inner[b][r], scale);
+            _mm256_storeu_ps(total[b][at_row + r], _mm256_add_ps(_mm256_loadu_ps(total[b][at_row + r]), part));
         }
     }
 }
 
-/* Cover blocks × rows with register tiles TILE(first block, blocks, first row, rows) of constant size: 4 × 2, or
- * where few are left 4 × 1, 1 × 2, 1 × 1; a float row, cheaper to load than a block, goes four at a time. */
+/* One group of inputs at a time, whose weights stay in the first cache while all rows of the tile pass over them: cover
+ * blocks × rows with register tiles TILE(first block, blocks, first row, rows) of constant size: 4 × 2, or where few
+ * are left 4 × 1, 1 × 2, 1 × 1; a float row, cheaper to load than a block, goes four at a time. */
 #define COVER_FOUR(TILE)                                                                                               \
     for (; row + 4 <= tile->rows; row += 4) {                                                                          \
         uint32_t b = 0;                                                                                                \
@@ -197,14 +196,17 @@ INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t blocks, const cl
     }
 
 #define FLOAT_TILE(b, nb, row, nr)                                                                                     \
-    float_tile(format, matrix + (b)*stride, stride, nb, tile->a + (row), nr, cols, total + (b), row)
+    float_tile(format, matrix + (b)*stride, stride, nb, tile->a + (row), nr, start, end, total + (b), row)
 
 INLINE void float_product(enum format format, const uint8_t *matrix, size_t stride, uint32_t blocks,
                           const clb_tile *tile, uint32_t cols, totals total)
 {
-    uint32_t row = 0;
-    COVER_FOUR(FLOAT_TILE)
-    COVER(FLOAT_TILE)
+    for (uint32_t start = 0; start < cols; start += CLB_GROUP) {
+        const uint32_t end = start + clb_min(cols - start, CLB_GROUP);
+        uint32_t row = 0;
+        COVER_FOUR(FLOAT_TILE)
+        COVER(FLOAT_TILE)
+    }
 }
 
 static void product_f32(const uint8_t *matrix, size_t stride, uint32_t blocks, const clb_tile *tile, uint32_t cols,
@@ -225,27 +227,29 @@ static void product_i8(const uint8_t *matrix, size_t stride, uint32_t blocks, co
     float_product(I8, matrix, stride, blocks, tile, cols, total);
 }
 
-#define RECORDS                                                                                                        \
-    uint32_t row = 0;                                                                                                  \
+#define QUANTIZED(TILE)                                                                                                \
     clb_record x[CLB_TILE];                                                                                            \
     for (uint32_t i = 0; i < tile->rows; ++i) {                                                                        \
         x[i] = clb_record_at(tile->a[i], cols);                                                                        \
+    }                                                                                                                  \
+    for (uint32_t start = 0; start < cols; start += CLB_ACTIVATION_GROUP) {                                            \
+        const uint32_t end = start + clb_min(cols - start, CLB_ACTIVATION_GROUP);                                      \
+        uint32_t row = 0;                                                                                              \
+        COVER(TILE)                                                                                                    \
     }
-#define INT8_TILE(b, nb, row, nr) int8_tile(matrix + (b)*stride, stride, nb, x + (row), nr, cols, total + (b), row)
-#define INT4_TILE(b, nb, row, nr) int4_tile(matrix + (b)*stride, stride, nb, x + (row), nr, cols, total + (b), row)
+#define INT8_TILE(b, nb, row, nr) int8_tile(matrix + (b)*stride, stride, nb, x + (row), nr, start, end, total + (b), row)
+#define INT4_TILE(b, nb, row, nr) int4_tile(matrix + (b)*stride, stride, nb, x + (row), nr, start, end, total + (b), row)
 
 static void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t blocks, const clb_tile *tile, uint32_t cols,
                          totals total)
 {
-    RECORDS
-    COVER(INT8_TILE)
+    QUANTIZED(INT8_TILE)
 }
 
 static void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t blocks, const clb_tile *tile, uint32_t cols,
                          totals total)
 {
-    RECORDS
-    COVER(INT4_TILE)
+    QUANTIZED(INT4_TILE)
 }
 
 /* As plain.c has it; a maximum and a sum of integers do not depend on their order. */
@@ -305,7 +309,9 @@ const clb_kernels clb_kernels_avx2 = {
                  [CLB_LAYOUT_ROWS8_I8] = product_i8},
     .products_q = {[CLB_LAYOUT_ROWS8_I8] = product_q_i8, [CLB_LAYOUT_ROWS8_I4] = product_q_i4},
     .quantize = quantize,
-    .unary = clb_unary_avx2,
+    .unary = unary,
+    .binary = binary,
+    .mix = mix,
 };
 
 #endif

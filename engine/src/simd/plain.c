@@ -1,7 +1,6 @@
 /* The kernels in plain C: what every other instruction set must equal. */
 #include "../internal.h"
 
-#define CLB_UNARY clb_unary_plain
 #include "../vector.h"
 
 /* Float rows: groups of 256 inputs are summed from +0, and the groups added in order. */
@@ -136,5 +135,7 @@ const clb_kernels clb_kernels_plain = {
                  [CLB_LAYOUT_ROWS8_I8] = product_i8},
     .products_q = {[CLB_LAYOUT_ROWS8_I8] = product_q_i8, [CLB_LAYOUT_ROWS8_I4] = product_q_i4},
     .quantize = quantize,
-    .unary = clb_unary_plain,
+    .unary = unary,
+    .binary = binary,
+    .mix = mix,
 };
