@@ -306,11 +306,23 @@ def test_moe_in_a_saved_program_is_recognised(tmp_path: Path, block: Any, k: int
 def test_saved_program_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"torch\.export cannot load it"):
         from_pt2(tmp_path / "missing.pt2")
-    fixed = saved(
-        tmp_path / "fixed.pt2", nn.Sequential(nn.Linear(6, 3), nn.Flatten(1)), torch.randn(2, 6), dynamic=False
-    )
-    with pytest.raises(ExportError, match="saved with a fixed batch of 2"):
-        from_pt2(fixed)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4])
+@pytest.mark.parametrize("block", [moes.WhereLoop, moes.OneHotSigmoid, moes.DenseSoft])
+def test_a_batch_size_fixed_in_a_saved_program_is_made_free(tmp_path: Path, block: Any, batch: int) -> None:
+    torch.manual_seed(batch)
+    model = moes.Host(block(), 5) if block is moes.DenseSoft else moes.Host(block())
+    graph, report, *_ = from_pt2(saved(tmp_path / "fixed.pt2", model, torch.randn(batch, 6, 3), dynamic=False))
+    assert [found.path for found in report.blocks] == ["moe"]
+    x = torch.randn(5, 6, 3)
+    np.testing.assert_allclose(run(graph, [x.numpy()])[0], expected(model, x)[0], atol=1e-5)
+
+
+def test_a_saved_program_that_mixes_rows_is_refused(tmp_path: Path) -> None:
+    model = Program(lambda m, x: x - x.mean(0, keepdim=True))
+    with pytest.raises(ExportError, match="batch"):
+        from_pt2(saved(tmp_path / "mean.pt2", model, torch.randn(3, 6), dynamic=False))
 
 
 def test_registered_block_can_hold_experts_of_different_kinds() -> None:

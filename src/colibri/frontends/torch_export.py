@@ -29,6 +29,7 @@ from colibri.frontends.torch_convert import WAY_OUT, Converter, MoeBody, explain
 from colibri.frontends.torch_identify import dense_cost, find_blocks
 from colibri.frontends.torch_moe import Block, leaves, register_moe, registered
 from colibri.frontends.torch_report import Imported, Report
+from colibri.frontends.torch_saved import load_program
 from colibri.graph import Graph
 from colibri.reference.interpreter import Trace, run
 
@@ -92,26 +93,12 @@ def _from_torch(module: nn.Module, example_inputs: Any, calibration: Any, name: 
 def from_pt2(path: str | Path, calibration: Any = None, name: str = "model") -> Imported:
     """The same for a program saved by torch.export.save, with MoE blocks found through its module hierarchy.
 
-    The program must have been saved with its example inputs and a dynamic batch axis. Raises ExportError only.
+    The program must have been saved with its example inputs; a batch size fixed in it is made free. Raises ExportError
+    only.
     """
     with _quiet():
-        try:
-            program = torch.export.load(path)
-            module = torch.export.unflatten(program)
-        except Exception as error:
-            raise ExportError(f"{path}: torch.export cannot load it: {_first_line(error)}") from None
-    args, kwargs = program.example_inputs or ((), {})
-    if kwargs:
-        raise ExportError(f"{path}: the program takes keyword arguments; save it with positional tensors only")
-    if not args:
-        raise ExportError(f"{path}: the program holds no example inputs; save it as torch.export.export returned it")
-    for node in program.graph.nodes:
-        if node.name in program.graph_signature.user_inputs and isinstance(node.meta["val"].shape[0], int):
-            raise ExportError(
-                f"{path}: input {node.name!r} was saved with a fixed batch of {node.meta['val'].shape[0]}; save the "
-                "program with dynamic_shapes={0: torch.export.Dim.AUTO} for each input"
-            )
-    return from_torch(module, tuple(args), calibration, name)
+        module, args = load_program(path)
+    return from_torch(module, args, calibration, name)
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
