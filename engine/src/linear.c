@@ -36,9 +36,9 @@ size_t clb_block_bytes(uint32_t layout, uint32_t cols)
     }
 }
 
-/* The residual's part of one block: E·x for each of its 8 rows, one chain in the order of the columns. Entries come from
- * the file unread, so that indices are clamped here rather than proven at load. */
-static void add_residual(const product_task *t, uint32_t block, const float *x, float y[CLB_LANES])
+/* The residual's part of one block, E·x for each of its 8 rows that has entries, one chain in the order of the columns;
+ * an entry is unpacked once for all rows of the tile. Entries come from the file unread, so indices are clamped here, not proven at load. */
+static void add_residual(const product_task *t, uint32_t block, const clb_tile *tile, float total[CLB_TILE][CLB_LANES])
 {
     const uint32_t cols = t->op->dims[0];
     const clb_tensor *tensor = &t->frame->tensors[t->op->w2];
@@ -46,18 +46,34 @@ static void add_residual(const product_task *t, uint32_t block, const float *x, 
     const uint32_t entries = (uint32_t)((tensor->bytes - (uint64_t)t->blocks * 12) / 4);
     const uint16_t *columns = (const uint16_t *)(const void *)(t->residual + (size_t)t->blocks * 12);
     const uint16_t *values = columns + entries;
-    const clb_record record = clb_record_at(x, cols);
+    const int quantized = is_quantized(t->op);
+    const int8_t *q[CLB_TILE];
     uint32_t at;
+    uint64_t counts;
     memcpy(&at, head, sizeof at);
-    for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
+    memcpy(&counts, head + sizeof at, sizeof counts);
+    for (uint32_t row = 0; counts != 0 && row < tile->rows; ++row) {
+        q[row] = clb_record_at(tile->a[row], cols).q;
+    }
+    for (uint32_t lane = 0; counts != 0 && lane < CLB_LANES; ++lane) {
+        if (head[4 + lane] == 0) {
+            continue;
+        }
         const uint32_t end = clb_min(entries, clb_min(at, entries) + head[4 + lane]);
-        float sum = 0.0f;
+        float sum[CLB_TILE] = {0};
         for (; at < end; ++at) {
             const uint32_t k = clb_min(columns[at], cols - 1);
-            const float seen = is_quantized(t->op) ? (float)record.q[k] * record.scale[k / CLB_ACTIVATION_GROUP] : x[k];
-            sum += clb_half(values[at]) * seen;
+            const float value = clb_half(values[at]);
+            for (uint32_t row = 0; quantized && row < tile->rows; ++row) {
+                sum[row] += value * ((float)q[row][k] * tile->a[row][k / CLB_ACTIVATION_GROUP]);
+            }
+            for (uint32_t row = 0; !quantized && row < tile->rows; ++row) {
+                sum[row] += value * tile->a[row][k];
+            }
         }
-        y[lane] += sum;
+        for (uint32_t row = 0; row < tile->rows; ++row) {
+            total[row][lane] += sum[row];
+        }
     }
 }
 
@@ -71,23 +87,33 @@ static void copy_lanes(float *to, const float *from, uint32_t lanes)
     }
 }
 
-/* Scale, residual and bias of the integer formats; the float formats start from the bias instead. */
-static void finish(const product_task *t, uint32_t block, const float *x, const float *restrict bias,
-                   float *restrict total)
+static void scale_lanes(float *restrict to, const float *restrict scale)
 {
-    if (t->scaled) {
-        const float *restrict scale = (const float *)(const void *)(t->matrix + block * t->block_bytes);
-        for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
-            total[lane] *= scale[lane];
-        }
+    for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
+        to[lane] *= scale[lane];
+    }
+}
+
+static void add_lanes(float *restrict to, const float *restrict value)
+{
+    for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
+        to[lane] += value[lane];
+    }
+}
+
+/* Scale, residual and bias of the integer formats; the float formats start from the bias instead. */
+static void finish(const product_task *t, uint32_t block, const clb_tile *tile, const float *bias,
+                   float total[CLB_TILE][CLB_LANES])
+{
+    const float *scale = (const float *)(const void *)(t->matrix + block * t->block_bytes);
+    for (uint32_t row = 0; t->scaled && row < tile->rows; ++row) {
+        scale_lanes(total[row], scale);
     }
     if (t->residual != NULL) {
-        add_residual(t, block, x, total);
+        add_residual(t, block, tile, total);
     }
-    if (t->bias != NULL && !t->from_bias) {
-        for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
-            total[lane] += bias[lane];
-        }
+    for (uint32_t row = 0; t->bias != NULL && !t->from_bias && row < tile->rows; ++row) {
+        add_lanes(total[row], bias);
     }
 }
 
@@ -113,8 +139,8 @@ static void panel(const product_task *t, const clb_tile *tile, uint32_t first, u
     t->product(t->matrix + first * t->block_bytes, t->block_bytes, blocks, tile, t->op->dims[0], total);
     for (uint32_t b = 0; b < blocks; ++b) {
         const uint32_t at = (first + b) * CLB_LANES;
+        finish(t, first + b, tile, bias[b], total[b]);
         for (uint32_t row = 0; row < tile->rows; ++row) {
-            finish(t, first + b, tile->a[row], bias[b], total[b][row]);
             copy_lanes(tile->out[row] + at, total[b][row], clb_min(outputs - at, CLB_LANES));
         }
     }

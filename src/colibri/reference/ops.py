@@ -43,7 +43,7 @@ def linear(x: Array, weight: Weight, bias: Array | None, activations: str = "int
         else:
             y, seen = _chains(np.zeros((len(rows), len(weight.q)), F), rows, weight.q.astype(F)) * weight.scale, rows
         if weight.residual is not None:
-            y = y + _dot_residual(seen, weight.residual)
+            y = np.where(weight.residual.counts > 0, y + _dot_residual(seen, weight.residual), y)
         y = y if bias is None else y + bias
     else:
         matrix = weight.dense() if isinstance(weight, Fp16Weight) else weight
