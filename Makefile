@@ -12,6 +12,7 @@ help:
 	@echo "make test-all  and the exhaustive sweeps"
 	@echo "make train     train the smart-meter model again"
 	@echo "make size      code lines, bytes, stack"
+	@echo "make bench     Colibri beside its peers, about ten minutes; make bench-all for everything"
 	@echo "make engine    libcolibri.a and libcolibri.so in engine/build"
 
 demo: $(VENV)/.demo
@@ -35,6 +36,12 @@ train: $(VENV)/.test
 size: $(VENV)/.demo
 	$(BIN)/python tools/size.py $(wildcard build/*/model.bin)
 
+bench:
+	$(PYTHON) benchmarks/run.py --quick
+
+bench-all:
+	$(PYTHON) benchmarks/run.py --publish
+
 engine:
 	$(MAKE) -C engine
 
@@ -55,4 +62,4 @@ $(VENV):
 clean:
 	rm -rf $(VENV) build engine/build src/colibri/_engine.c src/colibri/*.so *.egg-info src/*.egg-info
 
-.PHONY: help demo test test-all lint train size engine generate clean
+.PHONY: help demo test test-all lint train size bench bench-all engine generate clean

@@ -1,0 +1,195 @@
+"""The worker processes of one size and thread count: started together, kept alive, asked in turn."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from adapters import Entry
+from adapters.base import WORKER
+from environment import thread_environment
+from sizes import COUNTS, Size
+
+_PAUSE = 0.01  # seconds between samples: a pool's threads spin for a while after its last call
+_PATIENCE = 900.0  # seconds for one answer; compiling is slow
+_CELL_SECONDS = 90.0  # rounds are cut so that a cell takes no longer, but never below _FEWEST
+_FEWEST = 3
+_SLOWEST = 30e9  # nanoseconds of a call beyond which a peer is not measured at this batch
+
+
+class Failed(Exception):
+    """A peer could not do what was asked; the text says why."""
+
+
+class Worker:
+    """One peer's process."""
+
+    def __init__(self, entry: Entry, size: Size, threads: int) -> None:
+        self.entry = entry
+        self.weight_bytes = 0
+        command = [sys.executable, str(WORKER), entry.name, size.name, str(threads)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                         stderr=subprocess.PIPE, env=thread_environment(threads))  # fmt: skip
+
+    def wait_ready(self) -> None:
+        """Until the model is loaded."""
+        self.weight_bytes = int(self._answer()["weight_bytes"])
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """The answer to one request; raises Failed."""
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise Failed("its process ended") from None
+        return self._answer()
+
+    def stop(self) -> None:
+        """End the process."""
+        if self._process.stdin:
+            self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout and self._process.stderr
+        # Reads stderr too: a worker whose libraries say much would otherwise block on a full pipe.
+        deadline, said = time.monotonic() + _PATIENCE, b""
+        while (left := deadline - time.monotonic()) > 0:
+            ready, _, _ = select.select([self._process.stdout, self._process.stderr], [], [], left)
+            if self._process.stderr in ready:
+                said = (said + (chunk := os.read(self._process.stderr.fileno(), 1 << 16)))[-4000:]
+                if not chunk and self._process.stdout not in ready:
+                    self._process.wait()
+            if self._process.stdout in ready:
+                line = self._process.stdout.readline()
+                if not line:
+                    said += self._process.stderr.read()
+                    lines = said.decode(errors="replace").strip().splitlines()
+                    raise Failed(lines[-1][:300] if lines else f"ended with code {self._process.wait()}")
+                answer: dict[str, Any] = json.loads(line)
+                if "failed" in answer:
+                    raise Failed(str(answer["failed"]))
+                return answer
+        raise Failed(f"no answer in {_PATIENCE:.0f} s")
+
+
+def start(entries: list[Entry], size: Size, threads: int, drop: Callable[[Entry, str], None]) -> list[Worker]:
+    """The workers that came up; `drop(entry, reason)` is told about the others. Two load at a time."""
+    up: list[Worker] = []
+    waiting = list(entries)
+    loading: list[Worker] = []
+    while waiting or loading:
+        while waiting and len(loading) < 2:
+            loading.append(Worker(waiting.pop(0), size, threads))
+        worker = loading.pop(0)
+        try:
+            worker.wait_ready()
+            up.append(worker)
+        except Failed as error:
+            drop(worker.entry, str(error))
+            worker.stop()
+    return up
+
+
+def measure(
+    workers: list[Worker], batch: int, rounds: int, sample_ns: float, drop: Callable[[Entry, str], None],
+    step: Callable[[str], None],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One result for each worker: nanoseconds a call of every round, round-robin, and the errors of its outputs."""
+    taking: list[tuple[Worker, dict[str, Any]]] = []
+    for worker in workers:
+        step(f"{worker.entry.name}: outputs")
+        try:
+            result: dict[str, Any] = worker.ask(do="check", batch=batch)
+            once = worker.ask(do="time", batch=batch, calls=1)["ns"]
+            if once > _SLOWEST:
+                raise Failed(f"one call takes {once / 1e9:.0f} s")
+            many = max(1, round(sample_ns / 4 / once))  # the second look is longer: the first is all overhead
+            result["estimate"] = worker.ask(do="time", batch=batch, calls=many)["ns"] / many
+        except Failed as error:
+            drop(worker.entry, str(error))
+            continue
+        calls = max(1, round(sample_ns / result["estimate"]))
+        if calls > 1:  # whole cycles, so that every sample has the same inputs
+            calls = -(-calls // COUNTS[batch]) * COUNTS[batch]
+        result |= {"calls": calls, "samples": []}
+        taking.append((worker, result))
+    begin, longest = time.monotonic(), 0.0
+    for n in range(rounds):
+        elapsed = time.monotonic() - begin
+        if n >= _FEWEST and elapsed + longest > _CELL_SECONDS:
+            break
+        turn = n % max(1, len(taking))
+        for worker, result in [*taking[turn:], *taking[:turn]]:
+            step(f"{worker.entry.name}: round {n + 1} of {rounds}")
+            calls = result["calls"]
+            warm = result["estimate"] * min(calls, COUNTS[batch])
+            try:
+                answer = worker.ask(do="time", batch=batch, calls=calls, first=n, warm=warm)
+                result["samples"].append(answer["ns"] / calls)
+            except Failed as error:
+                drop(worker.entry, str(error))
+                result["samples"] = []
+                taking = [pair for pair in taking if pair[0] is not worker]
+            time.sleep(_PAUSE)
+        longest = max(longest, time.monotonic() - begin - elapsed)
+    return [
+        {"peer": worker.entry.name, "batch": batch, **summary(result["samples"]), "error": result["error"],
+         "rms": result["rms"], "calls": result["calls"]}
+        for worker, result in taking if result["samples"]
+    ]  # fmt: skip
+
+
+def switching(
+    workers: list[Worker], paths: tuple[str, str], fresh: float, rounds: int, sample_ns: float
+) -> list[dict[str, Any]]:
+    """Microseconds more for each expert that the row before did not visit: alternating rows against rows alike.
+
+    `paths` hold the rows alike and the alternating ones; `fresh` experts are new with each of the latter.
+    """
+    cycle = COUNTS[1]
+    results: dict[str, tuple[list[float], list[float]]] = {}
+    calls: dict[str, int] = {}
+    for _ in range(rounds):
+        for worker in workers:
+            name = worker.entry.name
+            pair = results.setdefault(name, ([], []))
+            for path, samples in zip(paths, pair, strict=True):
+                try:
+                    if name not in calls:
+                        ns = worker.ask(do="rows", path=path, calls=cycle)["ns"]
+                        calls[name] = cycle * max(1, round(sample_ns / ns))
+                    samples.append(worker.ask(do="rows", path=path, calls=calls[name])["ns"] / calls[name] / 1e3)
+                except Failed:
+                    continue
+                time.sleep(_PAUSE)
+    return [
+        {"peer": name, "same_us": statistics.median(same), "alternating_us": statistics.median(changing),
+         "switch_us": statistics.median(b - a for a, b in zip(same, changing, strict=False)) / fresh}
+        for name, (same, changing) in results.items() if same and changing
+    ]  # fmt: skip
+
+
+def summary(samples_ns: list[float]) -> dict[str, Any]:
+    """Median and spread in microseconds, and the samples themselves."""
+    us = sorted(ns / 1e3 for ns in samples_ns)
+    if not us:
+        return {}
+
+    def at(share: float) -> float:
+        return us[round(share * (len(us) - 1))]
+
+    return {"us": round(statistics.median(us), 3), "p10": round(at(0.1), 3), "p90": round(at(0.9), 3),
+            "samples": [round(ns / 1e3, 3) for ns in samples_ns]}  # fmt: skip
