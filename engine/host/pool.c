@@ -12,7 +12,7 @@
 enum { SPINS = 4000 }; /* looks at the generation before a worker sleeps: a few microseconds */
 
 typedef struct {
-    /* written by the caller before each loop, read by workers after they have seen the new generation */
+    /* written by the caller while no loop is open, read by workers that have found one open */
     void (*task)(void *arg, uint32_t index);
     void *arg;
     uint32_t count;
@@ -21,7 +21,8 @@ typedef struct {
     atomic_flag busy;
     atomic_uint generation; /* of the loop; odd or even means nothing, a change means work */
     atomic_uint next;       /* index */
-    atomic_int working;     /* workers that have not finished the loop */
+    atomic_int open;        /* whether a worker may still join the loop */
+    atomic_int working;     /* workers that have joined, or are looking whether they may */
     atomic_int sleeping;
     atomic_int stopping;
     pthread_mutex_t mutex; /* guards going to sleep, and nothing else */
@@ -87,8 +88,13 @@ static void *work(void *arg)
         if (atomic_load(&p->stopping)) {
             return NULL;
         }
-        take_indices(p);
-        atomic_fetch_sub_explicit(&p->working, 1, memory_order_release);
+        /* A worker says it is here, then looks; the caller closes, then looks for workers: one of them notices. So the
+         * caller never waits for a worker that has not begun, such as one without a processor. */
+        atomic_fetch_add(&p->working, 1);
+        if (atomic_load(&p->open)) {
+            take_indices(p);
+        }
+        atomic_fetch_sub(&p->working, 1);
     }
 }
 
@@ -136,14 +142,15 @@ void colibri_pool_run(void *user, void (*task)(void *arg, uint32_t index), void 
     p->arg = arg;
     p->count = count;
     atomic_store_explicit(&p->next, 0, memory_order_relaxed);
-    atomic_store_explicit(&p->working, p->threads - 1, memory_order_relaxed);
+    atomic_store(&p->open, 1);
     wake_all(p);
     take_indices(p);
-    for (int spin = 0; atomic_load_explicit(&p->working, memory_order_acquire) > 0; ++spin) {
+    atomic_store(&p->open, 0);
+    for (int spin = 0; atomic_load(&p->working) > 0; ++spin) {
         if (spin < SPINS) {
             pause_briefly();
         } else {
-            sched_yield(); /* a worker has lost its processor */
+            sched_yield(); /* a worker has lost its processor amid its work */
         }
     }
     atomic_flag_clear_explicit(&p->busy, memory_order_release);

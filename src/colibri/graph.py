@@ -93,7 +93,7 @@ class Graph:
 
     def add_constant(self, name: str, value: Any) -> str:
         """Store `value`, arrays as float32, under `name` or a name like it that is free; returns the name used."""
-        stored = value if isinstance(value, StoredWeight) else np.array(value, dtype=np.float32, order="C")
+        stored = value if isinstance(value, StoredWeight) else np.asarray(value, dtype=np.float32, order="C")
         unique, n = name, 1
         while unique in self.shapes:
             held = self.constants.get(unique)
