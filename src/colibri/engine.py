@@ -41,6 +41,9 @@ class Model:
         self._max_batch = int(package.header["max_batch"])
         self._input_size = sum(prod(p.shape) for p in package.inputs)
         self._output_size = sum(prod(p.shape) for p in package.outputs)
+        main = package.ops[: int(package.header["main_ops"])]
+        moe = main[main["code"] == spec.OPCODES.index("moe")]
+        self._layers = [(int(op["rows"]), int(package.layers[op["w0"]]["k"])) for op in moe]  # tokens a row, k
         self._seen: dict[tuple[int, ...], tuple[int, ...]] = {}  # input shapes that fit, and their output's
 
     @property
@@ -104,15 +107,12 @@ class Model:
     def routes(self, *inputs: Any) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
         """The experts chosen, one array (batch, tokens, k) int32 for each MoE layer, best first."""
         rows = self._pack(inputs)
-        moe = spec.OPCODES.index("moe")
-        shapes = [(int(op["rows"]), int(self.package.layers[op["w0"]]["k"]))
-                  for op in self.package.ops[: int(self.package.header["main_ops"])] if op["code"] == moe]  # fmt: skip
         choices: list[Any] = []
         self._run(rows, choices)
         pieces = []
         for flat, batch in choices:
             at, layers = 0, []
-            for tokens, k in shapes:
+            for tokens, k in self._layers:
                 layers.append(flat[at : at + batch * tokens * k].reshape(batch, tokens, k))
                 at += batch * tokens * k
             pieces.append(layers)
@@ -175,7 +175,7 @@ class Model:
                 if choices is None:
                     lib.colibri_forward(context[0], *at, count)
                 else:
-                    flat = np.empty(count * self._choices_per_row(), np.int32)
+                    flat = np.empty(count * sum(tokens * k for tokens, k in self._layers), np.int32)
                     lib.forward_recording(context[0], *at, count, ffi.from_buffer("int32_t[]", flat))
                     choices.append((flat, count))
                 if context[0].status:
@@ -183,11 +183,6 @@ class Model:
         finally:
             self._contexts.append(context)
         return out
-
-    def _choices_per_row(self) -> int:
-        main = self.package.ops[: int(self.package.header["main_ops"])]
-        moe = main[main["code"] == spec.OPCODES.index("moe")]
-        return int(sum(int(op["rows"]) * int(self.package.layers[op["w0"]]["k"]) for op in moe))
 
     def _split(self, out: Array) -> list[Array]:
         parts, at = [], 0

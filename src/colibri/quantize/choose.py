@@ -88,7 +88,8 @@ def quantize(
     """
     _check(dtype, rows, activations, budget, max_error)
     rows = None if rows is None else [_spread(x, _MOST_ROWS) for x in rows]
-    tensors = _tensors(graph, rows)
+    # Only integer formats look at the inputs; a run of the whole model is not spent on the others.
+    tensors = _tensors(graph, None if dtype in ("fp32", "fp16") else rows)
     kinds = DTYPES[:-1] if dtype == "mixed" else tuple(dict.fromkeys(("fp32", dtype)))
     for tensor in tensors:
         _add_options(tensor, [k for k in kinds if k != "int4" or activations == "int8"], share, dtype != "mixed")
