@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ENGINE := $(wildcard engine/src/*.c engine/src/*.h engine/include/*.h)
+BINDING := src/colibri/_engine_build.py src/colibri/_engine_call.c
 INSTALL := $(BIN)/pip install -q --disable-pip-version-check
 
 help:
@@ -48,11 +49,11 @@ engine:
 generate: $(VENV)/.demo
 	$(BIN)/python tools/generate.py --write
 
-$(VENV)/.demo: pyproject.toml setup.py src/colibri/_engine_build.py $(ENGINE) | $(VENV)
+$(VENV)/.demo: pyproject.toml setup.py $(BINDING) $(ENGINE) | $(VENV)
 	$(INSTALL) -e '.[report]'
 	@touch $@
 
-$(VENV)/.test: pyproject.toml setup.py src/colibri/_engine_build.py $(ENGINE) | $(VENV)
+$(VENV)/.test: pyproject.toml setup.py $(BINDING) $(ENGINE) | $(VENV)
 	$(INSTALL) -e '.[test]'
 	@touch $@ $(VENV)/.demo
 

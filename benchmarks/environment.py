@@ -28,6 +28,7 @@ PEERS: dict[str, tuple[list[str], str]] = {
     "torch": (["torch==2.13.0"], "import torch"),
     "executorch": (["torch==2.13.0", "executorch==1.5.1"], "import executorch.runtime"),
 }
+_FEATURES = ("fma", "avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8")  # as the kernel calls them
 _ABSENT, _STAMP = BUILD / "absent.json", BUILD / "venv.stamp"
 
 
@@ -62,6 +63,7 @@ def absent() -> dict[str, str]:
 def machine() -> dict[str, Any]:
     """What the results depend on: processor, memory, compiler, versions, commit, date and the load at the start."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    flags = re.search(r"flags\s*: (.*)", Path("/proc/cpuinfo").read_text())
     memory = re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text())
     compiler = subprocess.run(["gcc", "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
     commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
@@ -72,6 +74,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": cpu[1] if cpu else platform.processor(),
         "cpus": os.cpu_count(),
+        "features": [f for f in _FEATURES if flags and f in flags[1].split()],
         "caches": caches(),
         "memory_gib": round(int(memory[1]) / 2**20, 1) if memory else None,
         "kernel": platform.release().split("-")[0],
@@ -93,6 +96,12 @@ def caches() -> dict[str, int]:
     return sizes
 
 
+def available_bytes() -> int:
+    """Memory that processes can still have."""
+    match = re.search(r"MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text())
+    return int(match[1]) << 10 if match else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def thread_environment(threads: int) -> dict[str, str]:
     """The process environment that keeps every library's pool at `threads`, and caches out of the home directory."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -112,7 +121,8 @@ def _run(command: list[str]) -> None:
 
 
 def _inputs_digest() -> str:
-    files = [*ROOT.glob("engine/**/*.[ch]"), ROOT / "pyproject.toml", ROOT / "src/colibri/_engine_build.py"]
+    ours = [f for f in ROOT.glob("src/colibri/_engine_*") if f.suffix in (".c", ".py")]
+    files = [*ROOT.glob("engine/**/*.[ch]"), ROOT / "engine/Makefile", ROOT / "pyproject.toml", *ours]
     text = repr((REQUIRED, PEERS)).encode() + b"".join(f.read_bytes() for f in sorted(files))
     return hashlib.sha256(text).hexdigest()
 

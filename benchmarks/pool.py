@@ -1,4 +1,4 @@
-"""The worker processes of one size and thread count: started together, kept alive, asked in turn."""
+"""Worker processes, one a peer: started together, kept alive, asked in turn."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any
 from adapters import Entry
 from adapters.base import WORKER
 from environment import thread_environment
-from sizes import COUNTS, Size
+from sizes import COUNTS, Rows, Size
 
 _PAUSE = 0.01  # seconds between samples: a pool's threads spin for a while after its last call
-_PATIENCE = 900.0  # seconds for one answer; compiling is slow
-_CELL_SECONDS = 90.0  # rounds are cut so that a cell takes no longer, but never below _FEWEST
-_FEWEST = 3
-_SLOWEST = 30e9  # nanoseconds of a call beyond which a peer is not measured at this batch
+_PATIENCE = 240.0  # seconds for one answer; compiling is slow
+_FEWEST = 3  # rounds, however little time there is
+_LEAST = 10.0  # seconds for a cell, even where a run is out of time: fast peers are never left out
+_LOOKS = 3  # calls that are only to learn how long one takes
 
 
 class Failed(Exception):
@@ -32,7 +32,7 @@ class Worker:
     """One peer's process."""
 
     def __init__(self, entry: Entry, size: Size, threads: int) -> None:
-        self.entry = entry
+        self.entry, self.size = entry, size
         self.weight_bytes = 0
         command = [sys.executable, str(WORKER), entry.name, size.name, str(threads)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -85,14 +85,18 @@ class Worker:
         raise Failed(f"no answer in {_PATIENCE:.0f} s")
 
 
-def start(entries: list[Entry], size: Size, threads: int, drop: Callable[[Entry, str], None]) -> list[Worker]:
+Drop = Callable[[Entry, str], None]
+Step = Callable[[str], None]
+
+
+def start(wanted: list[tuple[Entry, Size]], threads: int, drop: Drop) -> list[Worker]:
     """The workers that came up; `drop(entry, reason)` is told about the others. Two load at a time."""
     up: list[Worker] = []
-    waiting = list(entries)
+    waiting = list(wanted)
     loading: list[Worker] = []
     while waiting or loading:
         while waiting and len(loading) < 2:
-            loading.append(Worker(waiting.pop(0), size, threads))
+            loading.append(Worker(*waiting.pop(0), threads))
         worker = loading.pop(0)
         try:
             worker.wait_ready()
@@ -104,18 +108,18 @@ def start(entries: list[Entry], size: Size, threads: int, drop: Callable[[Entry,
 
 
 def measure(
-    workers: list[Worker], batch: int, rounds: int, sample_ns: float, drop: Callable[[Entry, str], None],
-    step: Callable[[str], None],
-) -> list[dict[str, Any]]:  # fmt: skip
-    """One result for each worker: nanoseconds a call of every round, round-robin, and the errors of its outputs."""
-    taking: list[tuple[Worker, dict[str, Any]]] = []
-    for worker in workers:
+    workers: list[Worker], batch: int, rounds: int, seconds: float, sample_ns: float, drop: Drop, step: Step
+) -> list[dict[str, Any]]:
+    """One result for each worker: nanoseconds a call of every round, round-robin, and the errors of its outputs.
+
+    `rounds` at most, and as many as fit into `seconds`, but at least three: peers too slow for that are dropped.
+    """
+    begin = time.monotonic()
+    taking = []
+    for worker, once in _affordable(workers, batch, seconds, drop, step):
         step(f"{worker.entry.name}: outputs")
         try:
             result: dict[str, Any] = worker.ask(do="check", batch=batch)
-            once = worker.ask(do="time", batch=batch, calls=1)["ns"]
-            if once > _SLOWEST:
-                raise Failed(f"one call takes {once / 1e9:.0f} s")
             many = max(1, round(sample_ns / 4 / once))  # the second look is longer: the first is all overhead
             result["estimate"] = worker.ask(do="time", batch=batch, calls=many)["ns"] / many
         except Failed as error:
@@ -126,10 +130,10 @@ def measure(
             calls = -(-calls // COUNTS[batch]) * COUNTS[batch]
         result |= {"calls": calls, "samples": []}
         taking.append((worker, result))
-    begin, longest = time.monotonic(), 0.0
+    longest = 0.0
     for n in range(rounds):
         elapsed = time.monotonic() - begin
-        if n >= _FEWEST and elapsed + longest > _CELL_SECONDS:
+        if n >= _FEWEST and elapsed + longest > seconds:
             break
         turn = n % max(1, len(taking))
         for worker, result in [*taking[turn:], *taking[:turn]]:
@@ -152,34 +156,46 @@ def measure(
     ]  # fmt: skip
 
 
-def switching(
-    workers: list[Worker], paths: tuple[str, str], fresh: float, rounds: int, sample_ns: float
-) -> list[dict[str, Any]]:
-    """Microseconds more for each expert that the row before did not visit: alternating rows against rows alike.
+def _affordable(
+    workers: list[Worker], batch: int, seconds: float, drop: Drop, step: Step
+) -> list[tuple[Worker, float]]:
+    """The workers, with the nanoseconds of a call, whose calls fit into `seconds`; the slowest peers go first."""
+    begin, once = time.monotonic(), []
+    for worker in workers:
+        step(f"{worker.entry.name}: one call")
+        try:
+            once.append((worker, float(worker.ask(do="time", batch=batch, calls=1)["ns"])))
+        except Failed as error:
+            drop(worker.entry, str(error))
+    left = max(_LEAST, seconds - (time.monotonic() - begin))
+    calls = COUNTS[batch] + _LOOKS + _FEWEST
+    slowest = sorted((pair for pair in once if not pair[0].entry.ours), key=lambda pair: -pair[1])
+    for worker, ns in slowest:
+        if sum(each for _, each in once) * calls / 1e9 <= left:
+            break
+        drop(worker.entry, f"too slow for the time of the run: a call takes {ns / 1e9:.2g} s, and {calls} are needed")
+        once = [pair for pair in once if pair[0] is not worker]
+    return once
 
-    `paths` hold the rows alike and the alternating ones; `fresh` experts are new with each of the latter.
-    """
-    cycle = COUNTS[1]
-    results: dict[str, tuple[list[float], list[float]]] = {}
-    calls: dict[str, int] = {}
+
+def compare(pairs: list[tuple[Worker, dict[str, Rows]]], rounds: int, sample_ns: float) -> list[dict[str, list[float]]]:
+    """For each worker, microseconds a call on each of its sets of rows, a sample of every set in each round."""
+    results: list[dict[str, list[float]]] = [{name: [] for name in sets} for _, sets in pairs]
+    calls: dict[tuple[int, str], int] = {}
     for _ in range(rounds):
-        for worker in workers:
-            name = worker.entry.name
-            pair = results.setdefault(name, ([], []))
-            for path, samples in zip(paths, pair, strict=True):
+        for number, (worker, sets) in enumerate(pairs):
+            for name, rows in sets.items():
+                place = {"do": "time", "path": rows.path, "batch": rows.batch}
                 try:
-                    if name not in calls:
-                        ns = worker.ask(do="rows", path=path, calls=cycle)["ns"]
-                        calls[name] = cycle * max(1, round(sample_ns / ns))
-                    samples.append(worker.ask(do="rows", path=path, calls=calls[name])["ns"] / calls[name] / 1e3)
+                    if (number, name) not in calls:
+                        ns = worker.ask(**place, calls=rows.count)["ns"]
+                        calls[number, name] = rows.count * max(1, round(sample_ns / ns))
+                    count = calls[number, name]
+                    results[number][name].append(worker.ask(**place, calls=count)["ns"] / count / 1e3)
                 except Failed:
                     continue
                 time.sleep(_PAUSE)
-    return [
-        {"peer": name, "same_us": statistics.median(same), "alternating_us": statistics.median(changing),
-         "switch_us": statistics.median(b - a for a, b in zip(same, changing, strict=False)) / fresh}
-        for name, (same, changing) in results.items() if same and changing
-    ]  # fmt: skip
+    return results
 
 
 def summary(samples_ns: list[float]) -> dict[str, Any]:

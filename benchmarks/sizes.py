@@ -16,10 +16,6 @@ from environment import BUILD
 Array = np.ndarray[Any, np.dtype[np.float32]]
 BATCHES = (1, 4, 32, 128)
 COUNTS = {1: 16, 4: 8, 32: 4, 128: 2}  # different inputs of each batch, cycled so that the experts vary
-# Bytes a weight takes at best; int4 with a half-precision scale for each group of 32.
-WEIGHT_BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.5625}
-# Four bits leave room to add two products in 16 bits; eight bits in general do not.
-_PEAK = {"fp32": "fp32_fused_gmacs", "fp16": "fp32_fused_gmacs", "int8": "int8_gmacs", "int4": "int8_paired_gmacs"}
 
 
 @dataclass(frozen=True)
@@ -58,6 +54,13 @@ SIZES = {
         Size("mixtral", 4096, 14336, 8, 2),
     )
 }
+# The same small expert in layers of more and more of them.
+LADDER = {s.name: s for s in (Size(f"experts-{n}", 256, 512, n, 2) for n in (8, 16, 32, 64, 128, 256, 512))}
+
+
+def by_name(name: str) -> Size:
+    """The size, one of the ladder or not."""
+    return (SIZES | LADDER)[name]
 
 
 def weights(size: Size) -> dict[str, Array]:
@@ -87,12 +90,21 @@ def inputs(size: Size, batch: int) -> Array:
     return np.random.default_rng((7, batch)).standard_normal((COUNTS[batch], batch, size.d), np.float32)
 
 
-def input_file(size: Size, name: str, rows: Array) -> Path:
-    """`rows` as raw float32, for the peers written in C."""
+@dataclass(frozen=True)
+class Rows:
+    """Inputs on disk, `count` of `batch` raw float32 rows each."""
+
+    path: str
+    batch: int
+    count: int
+
+
+def stored(size: Size, name: str, rows: Array) -> Rows:
+    """`rows` (count, batch, d) on disk, for the peers written in C and for rows other than `inputs`."""
     path = size.path / f"{name}.f32"
     if not path.exists() or path.read_bytes() != rows.tobytes():
         rows.tofile(path)
-    return path
+    return Rows(str(path), rows.shape[1], len(rows))
 
 
 def choices(size: Size, rows: Array) -> np.ndarray[Any, Any]:
@@ -130,35 +142,16 @@ def _layer(size: Size, rows: Array) -> np.ndarray[Any, np.dtype[np.float64]]:
     return out
 
 
-@dataclass(frozen=True)
-class Work:
-    """What one call must at least do, averaged over the inputs."""
+def work(size: Size, batch: int) -> dict[str, float]:
+    """What a call on `inputs(size, batch)` must at least do, averaged over them: macs and distinct `weights` read.
 
-    macs: float
-    weights: float  # distinct weights read
-
-
-def work(size: Size, batch: int) -> Work:
-    """The work of one call on `inputs(size, batch)`."""
+    `held` are the weights of the whole layer.
+    """
     chosen = choices(size, inputs(size, batch))
     distinct = float(np.mean([len(np.unique(c)) for c in chosen]))
     router = size.experts * size.d
     macs = batch * (router + size.k * size.expert_weights)
-    return Work(macs, router + distinct * size.expert_weights)
-
-
-def bound_us(size: Size, batch: int, threads: int, dtype: str, limits: dict[str, Any], cache: dict[str, int]) -> float:
-    """Microseconds of the arithmetic at its peak, or of reading the active weights once, whichever takes longer.
-
-    The weights are taken to come from the smallest cache that holds all experts, since the inputs visit all in turn. A
-    layer too large for the last cache still finds a part of itself there, so a little less than this can be measured.
-    """
-    todo = work(size, batch)
-    peak: float = limits[_PEAK[dtype]][str(threads)]
-    total = size.weights * WEIGHT_BYTES[dtype]
-    level = next((name for name in ("L1", "L2", "L3") if total <= cache.get(name, 0)), "DRAM")
-    bandwidth: float = limits["read_gbs"][level][str(threads)]
-    return max(todo.macs / peak, todo.weights * WEIGHT_BYTES[dtype] / bandwidth) / 1e3
+    return {"macs": macs, "weights": router + distinct * size.expert_weights, "held": size.weights}
 
 
 def switching(size: Size, count: int = 16) -> tuple[Array, Array, float]:
@@ -179,3 +172,22 @@ def switching(size: Size, count: int = 16) -> tuple[Array, Array, float]:
     same = take(home, count)[:, None]
     alternating = np.stack([take(home, count // 2), take(away, count // 2)], 1).reshape(count, 1, size.d)
     return same, alternating, float(size.k - len(home & away))
+
+
+def alike(size: Size, batch: int) -> tuple[Array, Array]:
+    """Rows (count, batch, d) of which each input visits the same experts with all its rows; the same with one row.
+
+    A row is repeated with a little noise, and rows near a tie are passed over.
+    """
+    rng = np.random.default_rng(13)
+    pool = rng.standard_normal((256, size.d), np.float32)
+    noise = np.float32(1e-3) * rng.standard_normal((256, batch, size.d), np.float32)
+    repeated = pool[:, None] + noise
+    chosen = np.sort(choices(size, repeated), axis=-1)
+    sound = np.flatnonzero((chosen == chosen[:, :1]).all(axis=(1, 2)))[: COUNTS[1]]
+    return np.ascontiguousarray(repeated[sound]), np.ascontiguousarray(repeated[sound, :1])
+
+
+def anywhere(size: Size, count: int) -> Array:
+    """(count, 1, d) standard normal rows, many enough to visit experts all over a layer of hundreds."""
+    return np.random.default_rng(17).standard_normal((count, 1, size.d), np.float32)

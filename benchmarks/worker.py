@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,8 +19,10 @@ from typing import Any, TextIO
 import numpy as np
 from adapters import entries
 from adapters.base import Adapter, memory_line, status_bytes
-from sizes import SIZES, Array, Size, inputs, reference
+from environment import available_bytes
+from sizes import Array, Size, by_name, inputs, reference
 
+_ROOM = 0.85  # of the free memory, for making files
 _WARM_NS = 20_000_000  # calls longer than this are not warmed up
 
 
@@ -28,9 +31,11 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     if sys.argv[1] == "build":
-        entries()[sys.argv[2]].create().make(SIZES[sys.argv[3]])
+        most = int(_ROOM * available_bytes())  # a MemoryError is a result; to be killed, perhaps with others, is not
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        entries()[sys.argv[2]].create().make(by_name(sys.argv[3]))
         return
-    name, size, threads = sys.argv[1], SIZES[sys.argv[2]], int(sys.argv[3])
+    name, size, threads = sys.argv[1], by_name(sys.argv[2]), int(sys.argv[3])
     adapter = entries()[name].create()
     adapter.imports()
     resident = status_bytes("VmRSS")
@@ -55,8 +60,8 @@ def serve(adapter: Adapter, size: Size, answers: TextIO) -> None:
     """Answers requests until stdin ends.
 
     {"do": "check", "batch": b}                       -> {"error": …, "rms": …} against the float64 reference
-    {"do": "time", "batch": b, "calls": n, "first": f} -> {"ns": total of n calls}
-    {"do": "rows", "path": p, "calls": n}             -> {"ns": …} on other rows, (16, 1, d) raw float32
+    {"do": "time", "batch": b, "calls": n, "first": f} -> {"ns": total of n calls}; with "path" on the rows there,
+                                                          (…, b, d) raw float32
     """
     held: dict[str, Array] = {}
     print(json.dumps({"ready": True, "weight_bytes": adapter.weight_bytes}), file=answers, flush=True)
@@ -70,10 +75,10 @@ def serve(adapter: Adapter, size: Size, answers: TextIO) -> None:
 
 
 def _answer(adapter: Adapter, size: Size, request: dict[str, Any], held: dict[str, Array]) -> dict[str, Any]:
-    if request["do"] == "rows":
-        xs = held.setdefault(request["path"], np.fromfile(request["path"], np.float32).reshape(-1, 1, size.d))
-    else:
-        xs = held.setdefault(str(request["batch"]), inputs(size, request["batch"]))
+    batch, path = request["batch"], request.get("path")
+    if (key := path or str(batch)) not in held:
+        held[key] = np.fromfile(path, np.float32).reshape(-1, batch, size.d) if path else inputs(size, batch)
+    xs = held[key]
     if request["do"] == "check":
         return _errors(adapter.outputs(xs), reference(size, request["batch"]))
     calls, first = request["calls"], request.get("first", 0)

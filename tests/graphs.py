@@ -26,10 +26,10 @@ def stored(rng: np.random.Generator, rows: int, cols: int, kind: str) -> object:
         return matrix if kind == "fp32" else Fp16Weight(matrix.astype(np.float16))
     residual = None
     if "residual" in kind:
-        chosen = [np.sort(rng.permutation(cols)[: min(cols, 255, int(rng.integers(0, 4)) ** 2)]) for _ in range(rows)]
+        chosen = [np.sort(rng.permutation(cols)[: min(cols, int(rng.integers(0, 4)) ** 2)]) for _ in range(rows)]
         values = rng.standard_normal(sum(map(len, chosen))).astype(np.float16)
-        counts = np.array([len(c) for c in chosen], np.uint8)
-        residual = Residual(counts, np.concatenate(chosen).astype(np.uint16), values)
+        counts = np.array([len(c) for c in chosen], np.uint32)
+        residual = Residual(counts, np.concatenate(chosen).astype(np.uint32), values)
     if kind.startswith("int8"):
         q = rng.integers(-127, 128, (rows, cols)).astype(np.int8)
         q[rng.random(rows) < 0.1] = 0

@@ -124,7 +124,7 @@ def test_the_certificate_alone_notices_a_changed_weight(exported: Path) -> None:
 def test_build_compiles_and_reports_sizes(exported: Path, tmp_path: Path) -> None:
     built = succeed("build", exported, "--output", tmp_path / "b")
     assert Path(built["static_library"]).is_file() and Path(built["shared_library"]).is_file()
-    assert 0 < built["code_bytes"] < 100_000
+    assert 0 < built["code_bytes"] < 250_000  # three instruction sets; 1 % of onnxruntime's library is 290 kB
 
 
 ERRORS = [

@@ -10,13 +10,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from colibri import engine, exporter
-from colibri._engine import ffi, lib
+from colibri.engine import KERNELS
 from colibri.errors import ExportError
 from colibri.graph import Graph, Router
 from colibri.reference.interpreter import Trace, run
 from tests.graphs import FORMATS, constant, expert, graphs, linear
-
-KERNELS = sorted({"plain", ffi.string(lib.best_kernels()).decode()})
 
 RANDOM = settings(
     deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -75,6 +73,17 @@ def test_every_format_gives_the_reference_bits_for_any_shape(fmt: str, kernels: 
     export = exporter.build(graph, max_batch=11)
     x = (rng.standard_normal((data.draw(st.integers(1, 11)), cols)) * 10 ** rng.uniform(-3, 3)).astype(np.float32)
     x[rng.random(x.shape) < 0.05] = 0
+    assert engine.load(export.image, kernels=kernels)(x).tobytes() == run(export.graph, [x])[0].tobytes()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS if "residual" in fmt])
+def test_residuals_of_many_cells_give_the_reference_bits(fmt: str, kernels: str) -> None:
+    rng = np.random.default_rng(3)
+    graph = Graph("linear")
+    graph.outputs = [linear(graph, rng, graph.add_input("x", (2500,)), 203, True, fmt)]
+    x = rng.standard_normal((11, 2500)).astype(np.float32)
+    export = exporter.build(graph, max_batch=11)
     assert engine.load(export.image, kernels=kernels)(x).tobytes() == run(export.graph, [x])[0].tobytes()
 
 

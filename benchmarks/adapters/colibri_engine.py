@@ -11,6 +11,7 @@ from sizes import BATCHES, Array, Size, inputs, weights
 
 from adapters.base import Adapter, Driven, compile_c
 
+_APART = ("frontends", "api", "cli", "engine", "toolchain", "c_source")  # parts of the package that no model.bin shows
 _CHECKED_ROWS, _CHECKED_MACS = 64, 1 << 28  # rows the exporter calibrates on and certifies: exact is not fast
 
 
@@ -30,7 +31,7 @@ class _Exported(Adapter):
         return path
 
     def fingerprint(self) -> str:
-        files = sorted((ROOT / "src/colibri").rglob("*.py"))  # a model.bin lives as long as the package that wrote it
+        files = sorted(f for f in (ROOT / "src/colibri").rglob("*.py") if not set(_APART) & {f.stem, f.parent.name})
         return super().fingerprint() + hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
 
     def build(self, size: Size) -> None:
@@ -38,8 +39,10 @@ class _Exported(Adapter):
 
         count = max(4, min(_CHECKED_ROWS, _CHECKED_MACS // (size.k * size.expert_weights)))
         rows = inputs(size, 32).reshape(-1, size.d)[:count]
-        how = Quantization(self.options["dtype"])
-        export = build(layer_graph(size), quantization=how, max_batch=max(BATCHES), calibration=[rows])
+        dtype = self.options["dtype"]
+        graph = router_graph(size) if dtype == "router" else layer_graph(size)
+        how = Quantization("fp32" if dtype == "router" else dtype)
+        export = build(graph, quantization=how, max_batch=max(BATCHES), calibration=[rows])
         (self.folder(size) / "model.bin").write_bytes(export.image)
 
 
@@ -91,4 +94,14 @@ def layer_graph(size: Size) -> Any:
         experts.append(expert)
     router = Router(size.experts, size.k, score="softmax", normalize="sum")
     graph.outputs = [graph.add("moe", x, logits, router=router, experts=experts)]
+    return graph
+
+
+def router_graph(size: Size) -> Any:
+    """The logits alone."""
+    from colibri.graph import Graph
+
+    graph = Graph(f"{size.name}-router")
+    x = graph.add_input("x", (size.d,))
+    graph.outputs = [graph.add("linear", x, graph.add_constant("router", weights(size)["router"]))]
     return graph

@@ -17,14 +17,14 @@ def create(name: str, kind: str, dtype: str) -> Adapter:
 class ExecuTorch(Adapter):
     """Exported ahead of time; the runtime takes and gives PyTorch tensors."""
 
-    sources = ("adapters/executorch.py",)
+    sources = ("adapters/executorch.py", "adapters/torch_layer.py")
 
     def build(self, size: Size) -> None:
         import torch
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
 
-        from adapters.pytorch import Dense, layer
+        from adapters.torch_layer import Dense, layer
 
         batch = torch.export.Dim("batch", min=1, max=max(BATCHES))
         exported = torch.export.export(

@@ -27,7 +27,8 @@
 #define CLB_LIMIT 1073741824u
 #define CLB_MAX_BATCH 65536u
 #define CLB_MAX_EXPERTS 65536u
-#define CLB_MAX_COLUMNS 65536u
+#define CLB_CELL_ROWS 64u
+#define CLB_CELL_COLS 1024u
 
 enum clb_op {
     CLB_OP_LINEAR,

@@ -14,7 +14,7 @@ colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model
     ctx->input_size = model.header->input_floats;
     ctx->output_size = model.header->output_floats;
     ctx->model = model_bin;
-    ctx->kernels = clb_best_kernels();
+    ctx->kernels = clb_kernels_at(0);
     return ctx;
 }
 
@@ -87,7 +87,11 @@ void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame *frame, u
             ++*sample;
         }
     }
-    tile->rows = n;
+    tile->rows = tile->computed = n;
+    if (n % 4 == 3) { /* four at once take less time than two and one */
+        tile->a[n] = tile->a[n - 1];
+        tile->computed = n + 1;
+    }
 }
 
 void clb_run_op(const clb_op *op, uint32_t samples, const clb_frame *frame)

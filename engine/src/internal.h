@@ -18,10 +18,11 @@
 /* Blocks of 8 output rows a product computes at once: several streams from memory and independent sums. One where every
  * byte of stack counts. */
 #if defined(__x86_64__)
-#define CLB_PANEL 4u
+#define CLB_PANEL 8u
 #else
 #define CLB_PANEL 1u
 #endif
+#define CLB_WIDTH (CLB_PANEL * CLB_LANES) /* its outputs */
 
 /* A model whose structure has been proven; every pointer looks into the caller's read-only bytes. */
 typedef struct {
@@ -56,7 +57,7 @@ typedef struct {
 
 /* Up to CLB_TILE rows for a kernel: one pointer a row. */
 typedef struct {
-    uint32_t rows;
+    uint32_t rows, computed; /* a product may compute more rows than there are, where that is quicker, and drop them */
     const float *w0, *w1; /* NULL: none */
     const float *a[CLB_TILE], *b[CLB_TILE];
     float *out[CLB_TILE];
@@ -70,23 +71,38 @@ typedef struct {
     const int8_t *q;
 } clb_record;
 
-/* total[block][row][lane] += the product of `blocks` blocks of a matrix, `stride` bytes apart, with the tile's rows `a`. */
-typedef void clb_product(const uint8_t *matrix, size_t stride, uint32_t blocks, const clb_tile *tile, uint32_t cols,
-                         float total[CLB_PANEL][CLB_TILE][CLB_LANES]);
+/* total[row][output] += the product of `blocks` blocks, `stride` bytes apart, with the tile's rows `a`. */
+typedef void clb_product(const uint8_t *blocks_at, size_t stride, uint32_t blocks, const clb_tile *tile, uint32_t cols,
+                         float total[CLB_TILE][CLB_WIDTH]);
+
+/* A matrix and what is done with its product. */
+typedef struct {
+    clb_product *product;
+    const uint8_t *blocks;
+    size_t stride;     /* bytes of a block */
+    const float *bias; /* NULL: none */
+    const uint8_t *residual; /* NULL: none */
+    uint32_t cols, outputs, entries; /* entries: of the residual */
+    int quantized; /* its rows are records */
+    int scaled;    /* blocks begin with a scale for each row */
+    int from_bias; /* sums start from the bias; the integer formats add it to the scaled sum */
+} clb_matrix;
 
 /* What one instruction set provides; every table gives the same bits. */
 typedef struct clb_kernels {
     const char *name;
     clb_product *products[CLB_LAYOUT_COUNT]; /* by the matrix's layout, for float rows */
     clb_product *products_q[CLB_LAYOUT_COUNT]; /* for quantised rows */
+    void (*panel)(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t blocks); /* writes the tile's out */
+    void (*residual)(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t end); /* rows of cells: out += E·x */
     void (*quantize)(const float *x, float *record, uint32_t cols);
     void (*unary)(uint32_t func, float p0, float p1, const float *x, float *out, size_t n); /* out may be x */
     void (*binary)(uint32_t func, const float *a, const float *b, float *out, size_t n);    /* out may be a or b */
     void (*mix)(float weight, const float *value, float *total, size_t n, int first);      /* total may be value */
 } clb_kernels;
 
-extern const clb_kernels clb_kernels_plain, clb_kernels_avx2;
-const clb_kernels *clb_best_kernels(void);
+extern const clb_kernels clb_kernels_plain, clb_kernels_avx2, clb_kernels_avx512;
+const clb_kernels *clb_kernels_at(uint32_t n); /* the n-th best this processor runs, from 0; NULL where there are no more */
 
 /* validate.c */
 int clb_read_header(const uint8_t *model, const clb_header **header);
@@ -110,8 +126,11 @@ float *clb_row_of(const clb_operand *v, const float *base, uint32_t rows, size_t
 /* routing.c: experts (k) best first and their weights (k), from one token's logits (layer->experts) */
 void clb_route(const clb_layer *layer, const float *logits, int32_t *experts, float *weights);
 
-/* linear.c: bytes of 8 rows of a matrix, 0 for a layout that is none; and the product */
+/* linear.c: bytes of 8 rows of a matrix, 0 for a layout that is none */
 size_t clb_block_bytes(uint32_t layout, uint32_t cols);
+
+/* cells, CLB_CELL_ROWS × CLB_CELL_COLS weights each, into which a residual's entries are sorted */
+uint64_t clb_residual_cells(uint32_t rows, uint32_t cols);
 
 /* a matrix product, spread over the caller's threads where it is large */
 void clb_run_linear(const clb_op *op, uint32_t samples, const clb_frame *frame);

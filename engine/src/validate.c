@@ -126,7 +126,8 @@ static int tensor_fits(const clb_tensor *t, uint64_t first, uint64_t bytes)
     if (t->layout == CLB_LAYOUT_FLAT) {
         sized = t->rows == 1 && t->bytes == (uint64_t)t->cols * sizeof(float);
     } else if (t->layout == CLB_LAYOUT_RESIDUAL) { /* its entries are clamped where they are read */
-        sized = t->cols <= CLB_MAX_COLUMNS && t->bytes >= blocks * 12 && (t->bytes - blocks * 12) % 4 == 0;
+        const uint64_t index = 4 * (clb_residual_cells(t->rows, t->cols) + 1);
+        sized = t->bytes >= index && t->bytes % 4 == 0 && (t->bytes - index) / 4 <= CLB_LIMIT;
     } else {
         const uint64_t each = clb_block_bytes(t->layout, t->cols);
         sized = each != 0 && t->bytes == blocks * each;

@@ -28,12 +28,15 @@ typedef struct { ...; } colibri_pool_t;
 int colibri_pool_start(colibri_pool_t *pool, int threads);
 void colibri_pool_stop(colibri_pool_t *pool);
 void use_pool(colibri_context_t *ctx, colibri_pool_t *pool);
-int use_kernels(colibri_context_t *ctx, const char *name);
-const char *best_kernels(void);
+void use_kernels(colibri_context_t *ctx, uint32_t n);
+const char *kernels_name(uint32_t n);
 """)
 ffi.set_source(
     "colibri._engine",
     """
+/* _engine_call.c has the module's own PyInit__engine, which adds its function to what cffi makes. */
+#define PyInit__engine colibri_cffi_init
+
 #include "colibri_host.h"
 #include "colibri_inspect.h"
 #include "internal.h"
@@ -63,20 +66,19 @@ static void use_pool(colibri_context_t *ctx, colibri_pool_t *pool)
     ctx->parallel_user = pool;
 }
 
-/* Make a context use the named kernels instead of the best ones; 0 where this machine has none of that name. */
-static int use_kernels(colibri_context_t *ctx, const char *name)
+/* The name of the n-th best kernels this machine can run; NULL where there are no more. */
+static const char *kernels_name(uint32_t n)
 {
-    const clb_kernels *best = clb_best_kernels();
-    const clb_kernels *chosen = strcmp(name, best->name) == 0 ? best : &clb_kernels_plain;
-    ctx->kernels = chosen;
-    return strcmp(name, chosen->name) == 0;
+    const clb_kernels *kernels = clb_kernels_at(n);
+    return kernels == NULL ? NULL : kernels->name;
 }
 
-static const char *best_kernels(void)
+static void use_kernels(colibri_context_t *ctx, uint32_t n)
 {
-    return clb_best_kernels()->name;
+    ctx->kernels = clb_kernels_at(n);
 }
 """,
+    sources=["src/colibri/_engine_call.c"],
     include_dirs=[str(ENGINE / "include"), str(ENGINE / "src")],
     depends=[str(path) for path in sorted(ENGINE.rglob("*.[ch]"))],
     extra_compile_args=["-std=c11", "-O2"],

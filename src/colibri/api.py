@@ -16,7 +16,6 @@ except ModuleNotFoundError:
 
 from colibri.frontends.torch_export import from_torch, register_moe
 from colibri.frontends.torch_report import Report
-from colibri.quantize.formats import SHARE
 from colibri.quantize.report import Scorer
 
 __all__ = ["export", "register_moe"]
@@ -30,7 +29,7 @@ def export(
     calibration: Any = None,
     dtype: str = "fp32",
     activations: str = "int8",
-    residual_share: float = SHARE,
+    residual_share: float | None = None,
     budget: int | None = None,
     max_error: float | None = None,
     scorer: Scorer | None = None,
@@ -46,7 +45,8 @@ def export(
 
     dtype: fp32, fp16, int8, int4, or mixed, which chooses a format for each weight to meet `budget` (bytes of weights)
     or `max_error` (‖Δ‖ / ‖y‖ of the worst output; checked for every dtype). activations: how int8 weights read their
-    input, "int8" or "float". residual_share: of a matrix's bytes, what its sparse float16 residual may take. scorer:
+    input, "int8" or "float". residual_share: of a matrix's bytes, what its sparse float16 residual takes;
+    None: 1 % where that takes a third off the error, otherwise nothing. scorer:
     a task metric of the outputs, for the report.
 
     Returns the report: what each block was taken for, its warnings (also issued as `ExportWarning`), and what

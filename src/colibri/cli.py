@@ -26,7 +26,6 @@ from colibri.graph import Array, Graph
 from colibri.package import open_package
 from colibri.passes import PASSES
 from colibri.quantize.choose import DTYPES
-from colibri.quantize.formats import SHARE
 
 app = typer.Typer(
     help="Turns a Mixture-of-Experts model into a tiny C inference engine.",
@@ -142,7 +141,10 @@ def export(
         float | None, typer.Option(help="Largest output error, relative; else nothing is written.")
     ] = None,
     activations: Annotated[str, typer.Option(help="How int8 weights read their input: int8 or float.")] = "int8",
-    residual_share: Annotated[float, typer.Option(help="Share of a matrix's bytes for its float16 residual.")] = SHARE,
+    residual_share: Annotated[
+        float | None,
+        typer.Option(help="Share of a matrix's bytes for its float16 residual; by default 1 % where that pays."),
+    ] = None,
     architecture: Architecture = None,
     calibration: Annotated[Path | None, typer.Option(help=".npy or .npz with real input rows.")] = None,
     max_batch: MaxBatch = None,

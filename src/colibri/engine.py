@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from itertools import count, takewhile
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from colibri import spec
-from colibri._engine import ffi, lib
+from colibri._engine import caller, ffi, lib
 from colibri.errors import ModelError
 from colibri.graph import Array
 from colibri.package import Package, Port, open_package, parse
 
-_FLOAT = np.dtype(np.float32)
-_FLOATS = ffi.typeof("float[]")
-_view = ffi.from_buffer
+KERNELS = tuple(ffi.string(name).decode() for name in takewhile(bool, map(lib.kernels_name, count())))
+"""Instruction sets this machine can run, the best first."""
 
 
 class Model:
@@ -29,7 +29,9 @@ class Model:
     def __init__(self, package: Package, verify: bool = True, kernels: str | None = None, threads: int = 1) -> None:
         self.package = package
         self._pool = _Pool(threads) if threads != 1 else None
-        self.kernels = kernels or ffi.string(lib.best_kernels()).decode()
+        self.kernels = kernels or KERNELS[0]
+        if self.kernels not in KERNELS:
+            raise ModelError(f"this machine has no {self.kernels!r} kernels, only {', '.join(KERNELS)}")
         # An array, never a memoryview: cffi crashes when the garbage collector meets the latter in a cycle.
         self._model = ffi.from_buffer("uint8_t[]", package.data)
         error = lib.colibri_check(self._model, len(package.data), lib.COLIBRI_CHECK_STRUCTURE)
@@ -37,14 +39,17 @@ class Model:
             raise ModelError(f"{package.path}: {spec.error_text(error)}", error)
         if verify:
             package.check_weights()
-        self._contexts: list[tuple[Any, Any]] = []
+        self._contexts: list[tuple[int, Any, Any]] = []
         self._max_batch = int(package.header["max_batch"])
         self._input_size = sum(prod(p.shape) for p in package.inputs)
         self._output_size = sum(prod(p.shape) for p in package.outputs)
         main = package.ops[: int(package.header["main_ops"])]
         moe = main[main["code"] == spec.OPCODES.index("moe")]
         self._layers = [(int(op["rows"]), int(package.layers[op["w0"]]["k"])) for op in moe]  # tokens a row, k
-        self._seen: dict[tuple[int, ...], tuple[int, ...]] = {}  # input shapes that fit, and their output's
+        # What an application does again and again runs in C: see _engine_call.c.
+        limit = self._max_batch if len(package.inputs) == len(package.outputs) == 1 else 0
+        self._call = caller(self._contexts, limit, package.inputs[0].shape, package.outputs[0].shape,
+                            np.ndarray, np.empty, np.dtype(np.float32))  # fmt: skip
 
     @property
     def threads(self) -> int:
@@ -81,27 +86,10 @@ class Model:
 
         Raises ModelError where a shape does not fit.
         """
-        if len(inputs) == 1:
-            x = inputs[0]
-            # What an application does again and again, without the checks and copies of the general path: a float32
-            # array of a shape seen before. One that is not contiguous is refused by `from_buffer`.
-            if type(x) is np.ndarray and x.dtype is _FLOAT and (shape := self._seen.get(x.shape)) is not None:
-                out = np.empty(shape, _FLOAT)
-                try:
-                    context = self._contexts.pop()
-                except IndexError:
-                    context = self._context()
-                try:
-                    lib.colibri_forward(context[0], _view(_FLOATS, x), _view(_FLOATS, out), shape[0])
-                    return out
-                except ValueError:
-                    pass
-                finally:
-                    self._contexts.append(context)
-        rows = self._pack(inputs)
-        if len(self.inputs) == len(self.outputs) == 1 and len(rows) <= self._max_batch and len(self._seen) < 64:
-            self._seen[np.shape(inputs[0])] = (len(rows), *self.outputs[0].shape)
-        outputs = self._split(self._run(rows, None))
+        output = self._call(*inputs)
+        if output is not None:
+            return output
+        outputs = self._split(self._run(self._pack(inputs), None))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def routes(self, *inputs: Any) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
@@ -122,13 +110,16 @@ class Model:
         """Recompute the parity certificate with the engine; raises ModelError where a bit differs."""
         context = self._context()
         output = np.empty(self._output_size, np.float32)
-        error = lib.colibri_selftest(context[0], ffi.from_buffer("float[]", output))
+        error = lib.colibri_selftest(context[1], ffi.from_buffer("float[]", output))
         self._contexts.append(context)
         if error:
             raise ModelError(f"{self.package.path}: {spec.error_text(error)}", error)
 
-    def _context(self) -> tuple[Any, Any]:
-        """A context nobody else uses, and the memory that must live as long; given back by appending to the pool."""
+    def _context(self) -> tuple[int, Any, Any]:
+        """A context nobody else uses: its address, itself, and the memory that must live as long.
+
+        Given back by appending it to the list.
+        """
         try:
             return self._contexts.pop()
         except IndexError:
@@ -139,11 +130,10 @@ class Model:
             if context == ffi.NULL:
                 error = lib.colibri_diagnose(pointer, size, self._model)
                 raise ModelError(f"{self.package.path}: {spec.error_text(error)}", error) from None
-            if not lib.use_kernels(context, self.kernels.encode()):
-                raise ModelError(f"this machine has no {self.kernels!r} kernels") from None
+            lib.use_kernels(context, KERNELS.index(self.kernels))
             if self._pool is not None:
                 lib.use_pool(context, self._pool.memory)
-            return context, pointer
+            return int(ffi.cast("uintptr_t", context)), context, pointer
 
     def _pack(self, inputs: tuple[Any, ...]) -> Array:
         ports = self.inputs
@@ -160,7 +150,7 @@ class Model:
         if len(arrays[0]) == 0:
             raise ModelError("the batch is empty: pass at least one row")
         if len(arrays) == 1:
-            return np.ascontiguousarray(arrays[0], np.float32)
+            return np.require(arrays[0], np.float32, ["C", "ALIGNED"])
         return np.concatenate([x.reshape(len(x), -1) for x in arrays], axis=1, dtype=np.float32)
 
     def _run(self, rows: Array, choices: list[Any] | None) -> Array:
@@ -173,13 +163,13 @@ class Model:
                 count = min(step, batch - first)
                 at = x + first * self._input_size, y + first * self._output_size
                 if choices is None:
-                    lib.colibri_forward(context[0], *at, count)
+                    lib.colibri_forward(context[1], *at, count)
                 else:
                     flat = np.empty(count * sum(tokens * k for tokens, k in self._layers), np.int32)
-                    lib.forward_recording(context[0], *at, count, ffi.from_buffer("int32_t[]", flat))
+                    lib.forward_recording(context[1], *at, count, ffi.from_buffer("int32_t[]", flat))
                     choices.append((flat, count))
-                if context[0].status:
-                    raise ModelError(f"{self.package.path}: {spec.error_text(context[0].status)}", context[0].status)
+                if context[1].status:
+                    raise ModelError(f"{self.package.path}: {spec.error_text(context[1].status)}", context[1].status)
         finally:
             self._contexts.append(context)
         return out
@@ -214,7 +204,7 @@ def load(path: str | Path | bytes, verify: bool = True, kernels: str | None = No
     """Load a model.bin, the directory of an export, or a model's bytes.
 
     `verify` checks the weights' checksums, which reads the whole file. `kernels` names the instruction set to use
-    instead of the best: `plain` or `avx2`. `threads` may share the work of one call; 0 means one a processor. The bits
+    instead of the best, one of `KERNELS`. `threads` may share the work of one call; 0 means one a processor. The bits
     are the same whatever is chosen. Raises ModelError for what is not a sound model.
     """
     if isinstance(path, bytes):

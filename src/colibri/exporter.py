@@ -25,7 +25,6 @@ from colibri.passes import optimize
 from colibri.plan import plan
 from colibri.program import Program
 from colibri.quantize.choose import Choice, quantize
-from colibri.quantize.formats import SHARE
 from colibri.quantize.report import Quality, Scorer, measure
 from colibri.reference.interpreter import run
 from colibri.weights import StoredWeight
@@ -41,7 +40,7 @@ class Quantization:
 
     dtype: str = "fp32"
     activations: str = "int8"
-    residual_share: float = SHARE  # of a matrix's bytes that its sparse residual E may take
+    residual_share: float | None = None  # of a matrix's bytes, for its sparse residual E; None: 1 % where it pays
     budget: int | None = None  # bytes of all weights
     max_error: float | None = None  # ‖Δ‖ / ‖y‖ of the worst output
     scorer: Scorer | None = None  # task metric of a run's outputs, for the report

@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 
 from colibri.spec import LANES, align
-from colibri.weights import ACTIVATION_GROUP, WEIGHT_GROUP, Fp16Weight, Int4Weight, Int8Weight, Residual, Weight
+from colibri.weights import (
+    ACTIVATION_GROUP,
+    CELL_COLS,
+    CELL_ROWS,
+    WEIGHT_GROUP,
+    Fp16Weight,
+    Int4Weight,
+    Int8Weight,
+    Residual,
+    Weight,
+)
 
 
 def layout_of(weight: Weight) -> str:
@@ -22,7 +32,7 @@ def store(value: Weight, layout: str) -> bytes:
         return np.ascontiguousarray(value, np.float32).tobytes()
     if layout == "residual":
         assert isinstance(value, Int8Weight | Int4Weight) and value.residual is not None
-        return _residual(value.residual)
+        return _residual(value.residual, value.shape[1])
     if isinstance(value, Int8Weight):
         return _int8(value)
     if isinstance(value, Int4Weight):
@@ -63,11 +73,20 @@ def _int4(weight: Int4Weight) -> bytes:
     return np.concatenate([np.ascontiguousarray(scale).view(np.uint8), packed], axis=2).tobytes()
 
 
-def _residual(residual: Residual) -> bytes:
-    """For each block its first entry (u32) and 8 counts (u8); then all columns (u16), then all values (float16)."""
-    counts = np.zeros(align(len(residual.counts), LANES), np.uint8)
-    counts[: len(residual.counts)] = residual.counts
-    rows = np.zeros(len(counts) // LANES, np.dtype([("first", "<u4"), ("counts", "u1", (LANES,))]))
-    rows["counts"] = counts.reshape(-1, LANES)
-    rows["first"][1:] = np.cumsum(rows["counts"].sum(axis=1, dtype=np.uint32))[:-1]
-    return rows.tobytes() + residual.columns.astype("<u2").tobytes() + residual.values.astype("<f2").tobytes()
+def _residual(residual: Residual, cols: int) -> bytes:
+    """Where each cell's entries start (u32), and their number; the places in their cells (u16); the values (float16).
+
+    Cells follow each other row by row. A cell has the first entry of every row, then the second: neighbours belong to
+    different outputs, so that a processor need not wait for one sum to go on with the next.
+    """
+    segments = -(-cols // CELL_COLS)
+    rows, columns = residual.rows, residual.columns.astype(np.int64)
+    cell = rows // CELL_ROWS * segments + columns // CELL_COLS
+    order = np.lexsort((columns, rows, cell))
+    start = np.flatnonzero(np.diff(rows[order] * segments + cell[order] % segments, prepend=-1))  # of a row in a cell
+    rank = np.arange(len(order)) - np.repeat(start, np.diff(start, append=len(order)))
+    order = order[np.lexsort((rows[order], rank, cell[order]))]
+    count = np.bincount(cell, minlength=-(-len(residual.counts) // CELL_ROWS) * segments)
+    starts = np.concatenate([[0], np.cumsum(count)]).astype("<u4")
+    places = (rows % CELL_ROWS * CELL_COLS + columns % CELL_COLS)[order].astype("<u2")
+    return starts.tobytes() + places.tobytes() + residual.values[order].astype("<f2").tobytes()

@@ -18,28 +18,36 @@ Bytes = np.ndarray[Any, np.dtype[np.int8]]
 
 ACTIVATION_GROUP = 128  # inputs that share one activation scale
 WEIGHT_GROUP = 32  # inputs that share one int4 weight scale
-MOST_RESIDUALS = 255  # entries of E in one row: counts are stored as bytes
-MOST_COLUMNS = 1 << 16  # of a matrix with an E: columns are stored as u16
+CELL_ROWS, CELL_COLS = 64, 1024  # weights of a cell: an entry of E is stored as its place in one, 16 bits
 
 
 @dataclass(frozen=True)
 class Residual:
     """The sparse E of W ≈ Q·S + E: entries a row (`counts`), their `columns`, ascending in a row, and `values`."""
 
-    counts: np.ndarray[Any, np.dtype[np.uint8]]
-    columns: np.ndarray[Any, np.dtype[np.uint16]]
+    counts: np.ndarray[Any, np.dtype[np.uint32]]
+    columns: np.ndarray[Any, np.dtype[np.uint32]]
     values: Halves
 
     @property
-    def nbytes(self) -> int:
-        """Bytes it takes in a file, the index of its rows included."""
-        return 4 * len(self.values) + 12 * -(-len(self.counts) // 8)
+    def rows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The row of every entry."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
 
     def dense(self, shape: tuple[int, int]) -> Floats:
         """As a float32 matrix."""
         matrix = np.zeros(shape, np.float32)
-        matrix[np.repeat(np.arange(shape[0]), self.counts), self.columns] = self.values
+        matrix[self.rows, self.columns] = self.values
         return matrix
+
+
+def residual_bytes(shape: tuple[int, int], entries: int) -> int:
+    """Bytes of an E with so many entries for a matrix of this shape: its index of cells, and 4 an entry."""
+    return 4 * (-(-shape[0] // CELL_ROWS) * -(-shape[1] // CELL_COLS) + 1 + entries)
+
+
+def _bytes_of(residual: Residual | None, shape: tuple[int, int]) -> int:
+    return 0 if residual is None else residual_bytes(shape, len(residual.values))
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ class Int8Weight:
     @property
     def nbytes(self) -> int:
         """Bytes of the stored numbers, padding left out."""
-        return self.q.nbytes + self.scale.nbytes + (self.residual.nbytes if self.residual else 0)
+        return self.q.nbytes + self.scale.nbytes + _bytes_of(self.residual, self.shape)
 
     def dense(self) -> Floats:
         """The float32 matrix it stands for."""
@@ -103,7 +111,7 @@ class Int4Weight:
     @property
     def nbytes(self) -> int:
         """Bytes of the stored numbers, padding left out."""
-        return self.q.size // 2 + self.scale.nbytes + (self.residual.nbytes if self.residual else 0)
+        return self.q.size // 2 + self.scale.nbytes + _bytes_of(self.residual, self.shape)
 
     def dense(self) -> Floats:
         """The float32 matrix it stands for."""
@@ -135,8 +143,6 @@ def check(weight: StoredWeight) -> None:
         problems.append("a weight does not fit float16")
     residual = getattr(weight, "residual", None)
     if residual is not None:
-        if weight.shape[1] > MOST_COLUMNS:
-            problems.append(f"a residual needs at most {MOST_COLUMNS} columns")
         if len(residual.counts) != weight.shape[0] or int(residual.counts.sum()) != len(residual.values):
             problems.append("residual counts do not add up")
         if not np.isfinite(residual.values).all():

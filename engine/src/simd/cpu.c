@@ -1,31 +1,46 @@
-/* Which kernels this processor runs best. Asked once, in colibri_init; a firmware build has one answer. */
+/* Which kernels this processor can run. Asked once, in colibri_init; a firmware build has one answer. */
 #include "../internal.h"
 
-#if defined(CLB_AVX2)
+#if defined(CLB_X86)
 
 #include <cpuid.h>
 
-/* AVX2, F16C, and an operating system that saves the wide registers. */
-static int has_avx2(void)
+/* An operating system that saves these registers: 6 the 256-bit ones, 0xE6 the 512-bit ones too. */
+static int saves(unsigned registers)
 {
     unsigned a, b, c, d, low, high;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_F16C)) {
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) {
         return 0;
     }
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return (low & 6u) == 6u && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2);
+    return (low & registers) == registers;
 }
 
-const clb_kernels *clb_best_kernels(void)
+static int has_avx2(void)
 {
-    return has_avx2() ? &clb_kernels_avx2 : &clb_kernels_plain;
+    unsigned a, b, c, d;
+    return saves(6) && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
+           (b & bit_AVX2);
 }
 
-#else
-
-const clb_kernels *clb_best_kernels(void)
+static int has_avx512(void)
 {
-    return &clb_kernels_plain;
+    const unsigned need = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+    unsigned a, b, c, d;
+    return has_avx2() && saves(0xE6) && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & need) == need &&
+           (c & bit_AVX512VNNI);
 }
-
 #endif
+
+const clb_kernels *clb_kernels_at(uint32_t n)
+{
+#if defined(CLB_X86)
+    if (has_avx512() && n-- == 0) {
+        return &clb_kernels_avx512;
+    }
+    if (has_avx2() && n-- == 0) {
+        return &clb_kernels_avx2;
+    }
+#endif
+    return n == 0 ? &clb_kernels_plain : NULL;
+}

@@ -1,12 +1,13 @@
 /* The kernels in plain C: what every other instruction set must equal. */
 #include "../internal.h"
 
+#include "../panel.h"
 #include "../vector.h"
 
 /* Float rows: groups of 256 inputs are summed from +0, and the groups added in order. */
 #define FLOAT_PRODUCT(name, type, weight)                                                                              \
     static void name(const uint8_t *matrix, size_t stride, uint32_t blocks, const clb_tile *tile, uint32_t cols,       \
-                     float total[CLB_PANEL][CLB_TILE][CLB_LANES])                                                      \
+                     float total[CLB_TILE][CLB_WIDTH])                                                                 \
     {                                                                                                                  \
         for (uint32_t b = 0; b < blocks; ++b) {                                                                        \
             const type *w = (const type *)(const void *)(matrix + b * stride);                                         \
@@ -21,7 +22,7 @@
                         }                                                                                              \
                     }                                                                                                  \
                     for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {                                                \
-                        total[b][row][lane] += chain[lane];                                                            \
+                        total[row][b * CLB_LANES + lane] += chain[lane];                                                            \
                     }                                                                                                  \
                 }                                                                                                      \
             }                                                                                                          \
@@ -36,7 +37,7 @@ FLOAT_PRODUCT(product_i8, int8_t,
 
 /* Quantised rows: exact integer sums, |sum| ≤ 128 · 127 · 127 < 2^21 in a group, added as floats in order. */
 static void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t blocks, const clb_tile *tile, uint32_t cols,
-                         float total[CLB_PANEL][CLB_TILE][CLB_LANES])
+                         float total[CLB_TILE][CLB_WIDTH])
 {
     for (uint32_t b = 0; b < blocks; ++b) {
         const int8_t *w = (const int8_t *)(matrix + b * stride + CLB_LANES * sizeof(float));
@@ -54,7 +55,7 @@ static void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t blocks, 
                     }
                 }
                 for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
-                    total[b][row][lane] += (float)sum[lane] * x.scale[start / CLB_ACTIVATION_GROUP];
+                    total[row][b * CLB_LANES + lane] += (float)sum[lane] * x.scale[start / CLB_ACTIVATION_GROUP];
                 }
             }
         }
@@ -63,7 +64,7 @@ static void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t blocks, 
 
 /* The nibbles are the weights plus 8, so that 8 · Σ inputs is taken off again; |sum| ≤ 32 · 15 · 127 < 2^16. */
 static void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t blocks, const clb_tile *tile, uint32_t cols,
-                         float total[CLB_PANEL][CLB_TILE][CLB_LANES])
+                         float total[CLB_TILE][CLB_WIDTH])
 {
     const uint32_t groups = clb_ceil(cols, CLB_WEIGHT_GROUP);
     for (uint32_t b = 0; b < blocks; ++b) {
@@ -86,7 +87,7 @@ static void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t blocks, 
                 const uint32_t per = CLB_ACTIVATION_GROUP / CLB_WEIGHT_GROUP;
                 if (g % per == per - 1 || g == groups - 1) {
                     for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
-                        total[b][row][lane] += inner[lane] * x.scale[g / per];
+                        total[row][b * CLB_LANES + lane] += inner[lane] * x.scale[g / per];
                         inner[lane] = 0.0f;
                     }
                 }
@@ -95,47 +96,4 @@ static void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t blocks, 
     }
 }
 
-/* One row as int8: in each group of 128 the scale is max|x| / 127, and q = x · (127 / max|x|) rounded to nearest even, or 0
- * where that is not below 127.5 (the factor is rounded, and its product with max|x| may pass 127). A NaN makes the scale
- * NaN. */
-static void quantize(const float *x, float *record, uint32_t cols)
-{
-    const uint32_t groups = clb_ceil(cols, CLB_WEIGHT_GROUP);
-    int32_t *sums = (int32_t *)(void *)(record + clb_ceil(cols, CLB_ACTIVATION_GROUP));
-    int8_t *q = (int8_t *)(void *)(sums + groups);
-    for (uint32_t start = 0; start < cols; start += CLB_ACTIVATION_GROUP) {
-        const uint32_t n = clb_min(cols - start, CLB_ACTIVATION_GROUP);
-        float most = 0.0f;
-        for (uint32_t i = 0; i < n; ++i) { /* the largest does not depend on the order; a NaN stays */
-            const float size = clb_abs(x[start + i]);
-            most = size > most || size != size ? size : most;
-        }
-        const float factor = most > 0.0f ? 127.0f / most : 0.0f;
-        record[start / CLB_ACTIVATION_GROUP] = most / 127.0f;
-        for (uint32_t i = 0; i < n; ++i) {
-            const float scaled = x[start + i] * factor;
-            const float kept = scaled > -127.5f && scaled < 127.5f ? scaled : 0.0f;
-            /* adding 1.5 · 2^23 rounds to nearest even and leaves the integer in the low bits */
-            q[start + i] = (int8_t)(int32_t)(clb_bits(kept + 0x1.8p+23f) - 0x4B400000u);
-        }
-    }
-    memset(q + cols, 0, (size_t)groups * CLB_WEIGHT_GROUP - cols);
-    for (uint32_t g = 0; g < groups; ++g) {
-        int32_t sum = 0;
-        for (uint32_t i = 0; i < CLB_WEIGHT_GROUP; ++i) {
-            sum += q[g * CLB_WEIGHT_GROUP + i];
-        }
-        sums[g] = sum;
-    }
-}
-
-const clb_kernels clb_kernels_plain = {
-    .name = "plain",
-    .products = {[CLB_LAYOUT_ROWS8_F32] = product_f32, [CLB_LAYOUT_ROWS8_F16] = product_f16,
-                 [CLB_LAYOUT_ROWS8_I8] = product_i8},
-    .products_q = {[CLB_LAYOUT_ROWS8_I8] = product_q_i8, [CLB_LAYOUT_ROWS8_I4] = product_q_i4},
-    .quantize = quantize,
-    .unary = unary,
-    .binary = binary,
-    .mix = mix,
-};
+const clb_kernels clb_kernels_plain = KERNELS("plain");

@@ -25,6 +25,8 @@ DTYPES = ("fp32", "fp16", "int8", "int4", "mixed")
 _MOST_ROWS = 1024  # calibration rows that are run for energies and for the error limit
 _SENSITIVITY_ROWS = 256  # of them, run once for every weight and format
 _MOST_WORK = 1 << 32  # multiply-accumulates spent on whole runs; beyond, a weight's own output stands for the model's
+_TRIED, _TRIED_ROWS = 16, 64  # weights, and rows of each, on which E is tried
+_PAYS = 2 / 3  # of the error without E: where more is left, E is not worth the time it takes
 _SEE_THROUGH = (
     "unary",
     "binary",
@@ -76,23 +78,24 @@ def quantize(
     rows: Sequence[Array] | None = None,
     *,
     activations: str = "int8",
-    share: float = formats.SHARE,
+    share: float | None = None,
     budget: int | None = None,
     max_error: float | None = None,
 ) -> tuple[Graph, list[Choice]]:
     """The graph with its linears' weights stored as `dtype`, and what was chosen for each of them.
 
-    `rows` holds calibration rows (n, *shape) for each input; `activations` is "int8" or "float"; `budget` is in bytes
-    of all constants together; `max_error` is ‖Δ‖ / ‖y‖ of the worst output. Raises ExportError where these cannot be
-    met.
+    `rows` holds calibration rows (n, *shape) for each input; `activations` is "int8" or "float"; `share` is of a
+    weight's bytes, for its E (None: 1 % where E pays for its time); `budget` is in bytes of all constants together;
+    `max_error` is ‖Δ‖ / ‖y‖ of the worst output. Raises ExportError where these cannot be met.
     """
     _check(dtype, rows, activations, budget, max_error)
     rows = None if rows is None else [_spread(x, _MOST_ROWS) for x in rows]
     # Only integer formats look at the inputs; a run of the whole model is not spent on the others.
     tensors = _tensors(graph, None if dtype in ("fp32", "fp16") else rows)
     kinds = DTYPES[:-1] if dtype == "mixed" else tuple(dict.fromkeys(("fp32", dtype)))
+    shares = {kind: _share(tensors, kind) if share is None else share for kind in kinds if kind.startswith("int")}
     for tensor in tensors:
-        _add_options(tensor, [k for k in kinds if k != "int4" or activations == "int8"], share, dtype != "mixed")
+        _add_options(tensor, [k for k in kinds if k != "int4" or activations == "int8"], shares, dtype != "mixed")
     if dtype == "mixed":
         chosen = _mixed(graph, tensors, rows, activations, budget, max_error)
     else:
@@ -181,7 +184,21 @@ def _routers(graph: Graph) -> set[str]:
     return {name for name in linears if name in direct or name not in useful}
 
 
-def _add_options(tensor: _Tensor, kinds: Sequence[str], share: float, strict: bool) -> None:
+def _share(tensors: Sequence[_Tensor], kind: str) -> float:
+    """The share of bytes for E: SHARE where it takes a third off the error of most weights in a sample, otherwise 0."""
+    free = [tensor.matrix for tensor in tensors if not tensor.kept]
+    ratios = []
+    for matrix in free[:: -(-len(free) // _TRIED)] if free else []:
+        some = _spread(matrix, _TRIED_ROWS)
+        try:
+            with_e, without = (weight_error(some, _encode(kind, some, None, s)) for s in (formats.SHARE, 0.0))
+        except ExportError:
+            continue
+        ratios.append(with_e / without if without > 0 else 1.0)
+    return formats.SHARE if ratios and float(np.median(ratios)) < _PAYS else 0.0
+
+
+def _add_options(tensor: _Tensor, kinds: Sequence[str], shares: Mapping[str, float], strict: bool) -> None:
     """What `tensor` can become, each option smaller than the one before it; float32 always."""
     tensor.options["fp32"] = tensor.matrix
     if tensor.kept:
@@ -189,7 +206,7 @@ def _add_options(tensor: _Tensor, kinds: Sequence[str], share: float, strict: bo
     energy = None if tensor.seen is None else np.asarray(np.square(tensor.seen).mean(axis=0), np.float32)
     for kind in kinds[1:]:
         try:
-            weight = _encode(kind, tensor.matrix, energy, share)
+            weight = _encode(kind, tensor.matrix, energy, shares.get(kind, 0.0))
         except ExportError as error:
             if strict:
                 raise ExportError(f"{tensor.name}: {error}") from None

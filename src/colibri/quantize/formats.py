@@ -13,15 +13,7 @@ import numpy as np
 
 from colibri.errors import ExportError
 from colibri.graph import Array
-from colibri.weights import (
-    MOST_COLUMNS,
-    MOST_RESIDUALS,
-    WEIGHT_GROUP,
-    Fp16Weight,
-    Int4Weight,
-    Int8Weight,
-    Residual,
-)
+from colibri.weights import WEIGHT_GROUP, Fp16Weight, Int4Weight, Int8Weight, Residual, residual_bytes
 
 SHARE = 0.01  # of a weight's bytes, for its E
 
@@ -80,12 +72,9 @@ def int4(matrix: Array, energy: Array | None = None, share: float = SHARE) -> In
 
 def residual_entries(rows: int, cols: int, share: float, kind: str) -> int:
     """Entries of E in every `kind` ("int8", "int4") weight of this shape: as many as `share` of its bytes pays for."""
-    if cols > MOST_COLUMNS:
-        return 0
     scales = 4 * rows if kind == "int8" else 2 * rows * -(-cols // WEIGHT_GROUP)
     weight_bytes = (rows * cols if kind == "int8" else rows * cols // 2) + scales
-    index = Residual(np.zeros(rows, np.uint8), np.zeros(0, np.uint16), np.zeros(0, np.float16)).nbytes
-    return max(0, min(int(share * weight_bytes - index) // 4, rows * min(cols, MOST_RESIDUALS)))
+    return max(0, min(int(share * weight_bytes - residual_bytes((rows, cols), 0)) // 4, rows * cols))
 
 
 def _check(matrix: Array, most: float, kind: str, other: str) -> None:
@@ -107,7 +96,7 @@ def _relative(energy: Array | None, cols: int) -> Array:
 def _clips(matrix: Array, entries: int) -> Array:
     """Magnitudes (candidates, rows) to clip at: each row's largest, and smaller ones that leave a few entries above."""
     rows, cols = matrix.shape
-    deepest = min(cols - 1, MOST_RESIDUALS, 8 + 8 * entries // rows)
+    deepest = min(cols - 1, 8 + 8 * entries // rows)
     ranks = [0, *sorted({int(1.3**n) for n in range(22)} & set(range(1, deepest + 1)))]
     size = np.sort(np.partition(np.abs(matrix), cols - 1 - deepest, axis=1)[:, cols - 1 - deepest :], axis=1)[:, ::-1]
     peak = size[:, :1]
@@ -183,24 +172,15 @@ def _split(
     row, col = np.divmod(_largest(left * left * energy, entries), matrix.shape[1])
     exact, step, rest = matrix[row, col], scale[row, col], left[row, col]
     # Beyond the clip E holds the whole value, and Q what float16 loses of it.
-    value = np.where(np.abs(rest) > np.abs(step), np.clip(exact, -_HALF_MAX, _HALF_MAX), rest).astype(np.float16)
+    value = np.clip(np.where(np.abs(rest) > np.abs(step), exact, rest), -_HALF_MAX, _HALF_MAX).astype(np.float16)
     q[row, col] = _integers(exact - value, step, limits)
-    counts = np.bincount(row, minlength=len(matrix)).astype(np.uint8)
-    return q.astype(np.int8), Residual(counts, col.astype(np.uint16), value)
+    counts = np.bincount(row, minlength=len(matrix)).astype(np.uint32)
+    return q.astype(np.int8), Residual(counts, col.astype(np.uint32), value)
 
 
 def _largest(cost: Array, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Flat places, ascending, of the `count` largest costs, at most 255 of a row; of equal ones the first."""
-    while True:
-        flat = cost.reshape(-1)
-        limit = np.partition(flat, flat.size - count)[flat.size - count]
-        above = np.flatnonzero(flat > limit)
-        places = np.sort(np.concatenate([above, np.flatnonzero(flat == limit)[: count - len(above)]]))
-        crowded = np.bincount(places // cost.shape[1], minlength=len(cost)) > MOST_RESIDUALS
-        if not crowded.any():
-            return places
-        ranked = np.argsort(-cost[crowded], axis=1, kind="stable")
-        barred = np.zeros_like(cost[crowded])
-        np.put_along_axis(barred, ranked[:, MOST_RESIDUALS:], -np.inf, 1)
-        cost = cost.copy()
-        cost[crowded] += barred
+    """Flat places, ascending, of the `count` largest costs; of equal ones the first."""
+    flat = cost.reshape(-1)
+    limit = np.partition(flat, flat.size - count)[flat.size - count]
+    above = np.flatnonzero(flat > limit)
+    return np.sort(np.concatenate([above, np.flatnonzero(flat == limit)[: count - len(above)]]))

@@ -42,9 +42,9 @@ def linear(x: Array, weight: Weight, bias: Array | None, activations: str = "int
             y, seen = _dot_int8(q, scale, weight) * weight.scale, _seen(q, scale)
         else:
             y, seen = _chains(np.zeros((len(rows), len(weight.q)), F), rows, weight.q.astype(F)) * weight.scale, rows
-        if weight.residual is not None:
-            y = np.where(weight.residual.counts > 0, y + _dot_residual(seen, weight.residual), y)
         y = y if bias is None else y + bias
+        if weight.residual is not None:
+            y = _add_residual(y, seen, weight.residual)
     else:
         matrix = weight.dense() if isinstance(weight, Fp16Weight) else weight
         start = np.broadcast_to(F(0) if bias is None else bias, (len(rows), len(matrix))).astype(F)
@@ -115,16 +115,16 @@ def _seen(q: Any, scale: Array) -> Array:
     return np.asarray(q.astype(F) * np.repeat(scale, ACTIVATION_GROUP, axis=1)[:, : q.shape[1]], F)
 
 
-def _dot_residual(x: Array, residual: Residual) -> Array:
-    """E·x, one chain from +0 an output, its entries in the order of their columns."""
-    total = np.zeros((len(x), len(residual.counts)), F)
-    first = np.concatenate([[0], np.cumsum(residual.counts, dtype=np.int64)[:-1]])
+def _add_residual(y: Array, x: Array, residual: Residual) -> Array:
+    """y + E·x: an output's entries are added one by one, in the order of their columns."""
+    y = y.copy()
+    first = np.cumsum(residual.counts, dtype=np.int64) - residual.counts
     values = residual.values.astype(F)
     for n in range(int(residual.counts.max(initial=0))):
         rows = np.flatnonzero(residual.counts > n)
         entry = first[rows] + n
-        total[:, rows] = total[:, rows] + values[entry] * x[:, residual.columns[entry]]
-    return total
+        y[:, rows] = y[:, rows] + values[entry] * x[:, residual.columns[entry]]
+    return y
 
 
 def lane_sum(x: Array, axis: int) -> Array:

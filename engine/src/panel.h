@@ -1,0 +1,83 @@
+/* A panel of a matrix for one tile of rows: the product, then scale and bias, written to the tile's out. Compiled once for
+ * each instruction set, whose compiler turns the loops over 8 lanes into its vectors. */
+#include "internal.h"
+
+static void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t blocks)
+{
+    float total[CLB_TILE][CLB_WIDTH], bias[CLB_WIDTH] = {0}, scale[CLB_WIDTH];
+    const uint32_t at = first * CLB_LANES, width = blocks * CLB_LANES, outputs = clb_min(m->outputs - at, width);
+    const uint8_t *matrix = m->blocks + first * m->stride;
+    if (m->bias != NULL) {
+        memcpy(bias, m->bias + at, outputs * sizeof(float));
+    }
+    for (uint32_t row = 0; row < tile->computed; ++row) {
+        for (uint32_t i = 0; i < width; i += CLB_LANES) {
+            for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
+                total[row][i + lane] = m->from_bias ? bias[i + lane] : 0.0f;
+            }
+        }
+    }
+    m->product(matrix, m->stride, blocks, tile, m->cols, total);
+    for (uint32_t b = 0; m->scaled && b < blocks; ++b) {
+        memcpy(scale + b * CLB_LANES, matrix + b * m->stride, CLB_LANES * sizeof(float));
+    }
+    for (uint32_t row = 0; row < tile->rows; ++row) {
+        for (uint32_t i = 0; m->scaled && i < width; i += CLB_LANES) {
+            for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
+                total[row][i + lane] *= scale[i + lane];
+            }
+        }
+        for (uint32_t i = 0; m->bias != NULL && !m->from_bias && i < width; i += CLB_LANES) {
+            for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
+                total[row][i + lane] += bias[i + lane];
+            }
+        }
+        memcpy(tile->out[row] + at, total[row], outputs * sizeof(float));
+    }
+}
+
+/* E·x of the outputs in some rows of cells, added one by one in the order of the columns. Entries come from the file unread,
+ * so their places are clamped here, not proven at load, and a cell has no more of them than weights. */
+static void residual(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t end)
+{
+    enum { BATCH = 64 };
+    const uint32_t segments = clb_ceil(m->cols, CLB_CELL_COLS);
+    const uint32_t *starts = (const uint32_t *)(const void *)m->residual;
+    const uint16_t *places = (const uint16_t *)(const void *)(starts + clb_residual_cells(m->outputs, m->cols) + 1);
+    const uint16_t *values = places + m->entries;
+    for (uint32_t cell = first * segments; cell < end * segments; ++cell) {
+        const uint32_t output = cell / segments * CLB_CELL_ROWS, input = cell % segments * CLB_CELL_COLS;
+        const uint32_t last_output = clb_min(m->outputs - output, CLB_CELL_ROWS) - 1;
+        const uint32_t last_input = clb_min(m->cols - input, CLB_CELL_COLS) - 1;
+        uint32_t at = clb_min(starts[cell], m->entries);
+        const uint32_t most = clb_min(m->entries - at, CLB_CELL_ROWS * CLB_CELL_COLS);
+        const uint32_t stop = clb_min(starts[cell + 1], at + most);
+        while (at < stop) {
+            const uint32_t count = clb_min(stop - at, BATCH);
+            uint32_t n[BATCH], k[BATCH];
+            float value[BATCH], part[BATCH];
+            for (uint32_t i = 0; i < count; ++i) { /* unpacked once for all rows of the tile */
+                n[i] = clb_min(places[at + i] / CLB_CELL_COLS, last_output);
+                k[i] = clb_min(places[at + i] % CLB_CELL_COLS, last_input);
+                value[i] = clb_half(values[at + i]);
+            }
+            for (uint32_t row = 0; row < tile->rows; ++row) {
+                float *out = tile->out[row] + output;
+                const float *x = tile->a[row] + input;
+                const clb_record record = clb_record_at(tile->a[row], m->cols);
+                const int8_t *q = record.q + input;
+                const float *scale = record.scale + input / CLB_ACTIVATION_GROUP;
+                for (uint32_t i = 0; m->quantized && i < count; ++i) {
+                    part[i] = value[i] * ((float)q[k[i]] * scale[k[i] / CLB_ACTIVATION_GROUP]);
+                }
+                for (uint32_t i = 0; !m->quantized && i < count; ++i) {
+                    part[i] = value[i] * x[k[i]];
+                }
+                for (uint32_t i = 0; i < count; ++i) {
+                    out[n[i]] += part[i];
+                }
+            }
+            at += count;
+        }
+    }
+}
