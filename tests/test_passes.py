@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import given
 
+from colibri import engine, exporter
 from colibri.graph import Graph, Router
 from colibri.passes import PASSES, optimize
 from colibri.passes.fold import fold_affine, fold_constants
 from colibri.passes.fuse import fuse_activations
+from colibri.passes.merge import merge_gates
 from colibri.passes.tidy import tidy
 from colibri.reference.interpreter import run
-from tests.graphs import constant, expert, graphs, linear
+from tests.graphs import FORMATS, constant, expert, graphs, linear
 from tests.test_export import RANDOM, rows
 
-EXACT = {name: rewrite for name, rewrite in PASSES.items() if name != "affine"}
+EXACT = {name: rewrite for name, rewrite in PASSES.items() if name != "affine"} | {"merge": merge_gates}
 
 
 @given(graphs())
@@ -110,3 +114,41 @@ def test_experts_that_differ_only_in_values_stay_alike() -> None:
     graph.outputs = [graph.add("moe", x, logits, router=Router(3, 2), experts=experts)]
     bodies = optimize(graph).nodes[-1].attrs["experts"]
     assert len({body.signature() for body in bodies}) == 1
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_gate_and_up_become_one_matrix_that_keeps_every_bit(fmt: str, swapped: bool, bias: bool) -> None:
+    graph, rng = Graph("gated"), np.random.default_rng(5)
+    x = graph.add_input("x", (70,))
+    gate, up = (linear(graph, rng, x, 37, bias, fmt, **({"activation": "silu"} if n == 0 else {})) for n in range(2))
+    graph.outputs = [linear(graph, rng, graph.add("binary", *((up, gate) if swapped else (gate, up)), func="mul"), 9,
+                            False)]  # fmt: skip
+    new = merge_gates(graph)
+    assert [n.op for n in new.nodes] == ["linear", "slice", "slice", "binary", "linear"]
+    x = rng.standard_normal((11, 70)).astype(np.float32)
+    assert run(new, [x])[0].tobytes() == run(graph, [x])[0].tobytes()
+    export = exporter.build(graph, max_batch=11)
+    assert [op.code for op in export.program.ops].count("map2") == 1
+    assert engine.load(export.image)(x).tobytes() == run(graph, [x])[0].tobytes()
+
+
+def test_what_else_reads_a_gate_keeps_it_apart() -> None:
+    graph, rng = Graph("gated"), np.random.default_rng(5)
+    x = graph.add_input("x", (8,))
+    gate, up = linear(graph, rng, x, 4, False), linear(graph, rng, x, 4, False)
+    product = graph.add("binary", gate, up, func="mul")
+    for extra in ("output", "reader", "two activations", "another input"):
+        other = copy.deepcopy(graph)
+        other.outputs = [product]
+        if extra == "output":
+            other.outputs.append(gate)
+        elif extra == "reader":
+            other.outputs.append(other.add("unary", up, func="abs"))
+        else:
+            source = x if extra == "two activations" else other.add("unary", x, func="abs")
+            both = {"activation": "relu"} if extra == "two activations" else {}
+            left, right = linear(other, rng, x, 4, False, **both), linear(other, rng, source, 4, False, **both)
+            other.outputs = [other.add("binary", left, right, func="mul")]
+        assert "slice" not in [n.op for n in merge_gates(other).nodes], extra

@@ -25,9 +25,11 @@ static void map_row(const clb_kernels *kernels, const clb_op *op, const float *a
         const size_t count = n - i < step ? n - i : step;
         const float *x = gather(a + i * sa, sa, count, left);
         float *y = so == 1 ? out + i : result;
-        if (b == NULL) {
-            kernels->unary(op->func, op->p0, op->p1, x, y, count);
-        } else {
+        if (b == NULL || op->before != CLB_UNARY_IDENTITY) {
+            kernels->unary(b == NULL ? op->func : op->before, op->p0, op->p1, x, y, count);
+            x = y;
+        }
+        if (b != NULL) {
             kernels->binary(op->func, x, gather(b + i * sb, sb, count, right), y, count);
         }
         for (size_t j = 0; so != 1 && j < count; ++j) {

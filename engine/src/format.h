@@ -205,7 +205,7 @@ typedef struct {
     uint32_t so[4];
     float p0;
     float p1;
-    uint32_t reserved;
+    uint32_t before;
 } CLB_ALIAS clb_op;
 _Static_assert(sizeof(clb_op) == 192, "no padding");
 

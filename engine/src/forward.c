@@ -80,7 +80,7 @@ void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame *frame, u
     uint32_t n = 0;
     for (; n < CLB_TILE && *sample < samples; ++n) {
         tile->a[n] = locate(&op->a, frame, tile->w0, *sample, *row);
-        tile->b[n] = locate(&op->b, frame, tile->w1, *sample, *row);
+        tile->b[n] = op->b.space == CLB_SPACE_NONE ? NULL : locate(&op->b, frame, tile->w1, *sample, *row);
         tile->out[n] = (float *)(uintptr_t)locate(&op->out, frame, NULL, *sample, *row);
         if (++*row == op->rows) {
             *row = 0;

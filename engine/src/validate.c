@@ -302,7 +302,7 @@ static int op_fits(const scope *s, const clb_op *op)
 {
     const clb_tensor *w0, *w1, *w2;
     const uint32_t n = op->dims[0];
-    if (op->rows < 1 || op->rows > CLB_LIMIT || op->reserved != 0 || !tensor_of(s, op->w0, &w0) ||
+    if (op->rows < 1 || op->rows > CLB_LIMIT || op->before >= (op->code == CLB_OP_MAP2 ? CLB_UNARY_COUNT : 1) || !tensor_of(s, op->w0, &w0) ||
         !tensor_of(s, op->w1, &w1) || !tensor_of(s, op->w2, &w2)) {
         return 0;
     }
@@ -351,7 +351,7 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number,
 {
     const clb_model *m = whole->model;
     const uint64_t context = m->header->context_bytes;
-    if (op->w0 != layer_number || op->reserved != 0 || op->rows < 1 || op->rows > CLB_LIMIT || op->a.space == CLB_SPACE_CONST ||
+    if (op->w0 != layer_number || op->before != 0 || op->rows < 1 || op->rows > CLB_LIMIT || op->a.space == CLB_SPACE_CONST ||
         op->b.space == CLB_SPACE_CONST || op->work.space != CLB_SPACE_ARENA || op->work.offset % CLB_ALIGN_BUFFER != 0 ||
         op->work.offset < CLB_HEAD_BYTES || op->work.offset > context) {
         return 0;

@@ -5,12 +5,23 @@
 
 enum { STRIP = 32 }; /* floats a loop handles: a constant, so that its vector code has no other length to care for */
 
-static void copy_strip(float *to, const float *from, size_t n)
+/* n floats, and zeros after them. */
+static void load_strip(float strip[STRIP], const float *from, size_t n)
 {
     if (n == STRIP) {
-        memcpy(to, from, STRIP * sizeof(float));
+        memcpy(strip, from, STRIP * sizeof(float));
     } else {
-        memcpy(to, from, n * sizeof(float));
+        memset(strip, 0, STRIP * sizeof(float));
+        memcpy(strip, from, n * sizeof(float));
+    }
+}
+
+static void store_strip(float *to, const float strip[STRIP], size_t n)
+{
+    if (n == STRIP) {
+        memcpy(to, strip, STRIP * sizeof(float));
+    } else {
+        memcpy(to, strip, n * sizeof(float));
     }
 }
 
@@ -78,10 +89,10 @@ static void unary(uint32_t func, float p0, float p1, const float *in, float *out
 {
     for (size_t i = 0; i < n; i += STRIP) {
         const size_t count = n - i < STRIP ? n - i : STRIP;
-        float a[STRIP] = {0};
-        copy_strip(a, in + i, count);
+        float a[STRIP];
+        load_strip(a, in + i, count);
         unary_strip(func, p0, p1, a);
-        copy_strip(out + i, a, count);
+        store_strip(out + i, a, count);
     }
 }
 
@@ -89,11 +100,11 @@ static void binary(uint32_t func, const float *left, const float *right, float *
 {
     for (size_t i = 0; i < n; i += STRIP) {
         const size_t count = n - i < STRIP ? n - i : STRIP;
-        float a[STRIP] = {0}, b[STRIP] = {0};
-        copy_strip(a, left + i, count);
-        copy_strip(b, right + i, count);
+        float a[STRIP], b[STRIP];
+        load_strip(a, left + i, count);
+        load_strip(b, right + i, count);
         binary_strip(func, a, b);
-        copy_strip(out + i, a, count);
+        store_strip(out + i, a, count);
     }
 }
 

@@ -22,6 +22,7 @@ from colibri.errors import ExportError
 from colibri.graph import Array, Graph
 from colibri.lower import lower
 from colibri.passes import optimize
+from colibri.passes.merge import merge_gates
 from colibri.plan import plan
 from colibri.program import Program
 from colibri.quantize.choose import Choice, quantize
@@ -102,6 +103,8 @@ def build(
     rows = list(calibration) if calibration is not None else _random_rows(graph)
     graph, choices, quality = _quantize(graph, quantization, rows, calibration is not None)
     stage("quantize", graph)
+    graph = merge_gates(graph)
+    stage("merge", graph)
     program = lower(graph, max_batch)
     stage("program", program)
     plan(program)

@@ -249,6 +249,8 @@ def _unary(node: Node, shapes: list[Shape]) -> Shape:
 def _binary(node: Node, shapes: list[Shape]) -> Shape:
     _need(len(shapes) == 2, "needs two inputs")
     _need(node.attrs.get("func") in BINARY, f"unknown function {node.attrs.get('func')!r}")
+    activation = node.attrs.get("activation")
+    _need(activation is None or activation in UNARY, f"unknown activation {activation!r}")
     try:
         return tuple(np.broadcast_shapes(*shapes))
     except ValueError:
@@ -331,7 +333,7 @@ def _moe(node: Node, shapes: list[Shape]) -> Shape:
 OPS: dict[str, Callable[[Node, list[Shape]], Shape]] = {
     "linear": _linear,  # x (…, in), weight (out, in)[, bias (out,)] -> (…, out); activation=None, activations="int8"
     "unary": _unary,  # x -> x's shape; func, alpha=0, beta=0
-    "binary": _binary,  # a, b -> NumPy broadcasting of the per-sample shapes; func
+    "binary": _binary,  # a, b -> NumPy broadcasting of the per-sample shapes; func; activation of a
     "softmax": _softmax,  # over the last axis
     "layernorm": _norm,  # over the last axis; eps
     "rmsnorm": _norm,  # over the last axis; eps

@@ -185,7 +185,15 @@ class _Lowering:
         self.map("map1", "identity", [source], target, name)
 
     def map(
-        self, code: str, func: str, sources: Sequence[View], target: View, name: str, p0: float = 0.0, p1: float = 0.0
+        self,
+        code: str,
+        func: str,
+        sources: Sequence[View],
+        target: View,
+        name: str,
+        p0: float = 0.0,
+        p1: float = 0.0,
+        before: str = "identity",
     ) -> None:
         """An elementwise operation, its axes merged to at most four."""
         strides = [broadcast_strides(s, target.shape) for s in (*sources, target)]
@@ -199,7 +207,7 @@ class _Lowering:
         self.ops.append(
             Op(code, Operand(target.place, target.offset), operands[0], operands[1] if two else Operand(), func=func,
                w0=tensors[0], w1=tensors[1], dims=dims, sa=merged[0], sb=merged[1] if two else (), so=merged[-1],
-               comment=name, p0=p0, p1=p1)
+               comment=name, p0=p0, p1=p1, before=before)
         )  # fmt: skip
 
     # --- one method an operation ---
@@ -244,7 +252,29 @@ class _Lowering:
 
     def _binary(self, node: Node) -> None:
         sources = [self.view(i) for i in node.inputs]
-        self.map("map2", node.attrs["func"], sources, self.define(node), node.output)
+        alpha, beta = node.attrs.get("alpha", 0.0), node.attrs.get("beta", 0.0)
+        before = node.attrs.get("activation") or "identity"
+        if node.output not in self.targets and self.halves(node):
+            target = self.views[node.output] = sources[0]
+        else:
+            target = self.define(node)
+        self.map("map2", node.attrs["func"], sources, target, node.output, alpha, beta, before)
+
+    def halves(self, node: Node) -> bool:
+        """Whether it alone reads its inputs, parts of one product: the result may then take the first's place."""
+        producers, readers = self.graph.producers(), self.graph.consumers()
+        a, b = (producers.get(name) for name in node.inputs)
+        if a is None or b is None or a.op != "slice" or b.op != "slice" or a.inputs != b.inputs:
+            return False
+        whole = producers.get(a.inputs[0])
+        apart = a.attrs["stop"] <= b.attrs["start"] or b.attrs["stop"] <= a.attrs["start"]
+        seen = any(name in self.graph.outputs for name in (*a.inputs, *node.inputs))
+        return (
+            (whole is not None and whole.op == "linear" and len(readers[whole.output]) == 2)
+            and (apart and a.attrs["axis"] == b.attrs["axis"] and not seen)
+            and (len(readers[a.output]) == len(readers[b.output]) == 1)
+            and self.graph.shapes[a.output] == self.graph.shapes[b.output]
+        )
 
     def _rowwise(self, node: Node) -> None:
         a, rows = self.rows(node.inputs[0])
@@ -441,7 +471,9 @@ def _reuse_dying_inputs(ops: list[Op]) -> None:
         out = op.out.place.buffer
         if op.code not in _IN_PLACE or out is None or spans[out][0] != n:
             continue
-        for source, strides, other in ((op.a, op.sa, op.b), (op.b, op.sb, op.a)):
+        # What passes through a function first must not overwrite the other operand on its way.
+        pairs = ((op.a, op.sa, op.b), (op.b, op.sb, op.a))[: 2 if op.before == "identity" else 1]
+        for source, strides, other in pairs:
             held = source.place.buffer
             if held is None or held is out or spans[held][1] != n or held.floats != out.floats:
                 continue

@@ -81,6 +81,7 @@ class Op:
     so: tuple[int, ...] = ()
     p0: float = 0.0
     p1: float = 0.0
+    before: str = "identity"
     comment: str = ""
 
     def buffers(self) -> list[Buffer]:

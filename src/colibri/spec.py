@@ -171,7 +171,7 @@ OP = _record(
     ("u32", "so", 4, "strides of out, in floats, row-major"),
     ("f32", "p0", 1, "alpha of the function, or eps"),
     ("f32", "p1", 1, "beta of the function"),
-    ("u32", "reserved", 1, "zero"),
+    ("u32", "before", 1, "map2: the `unary` function that a passes through first; zero elsewhere"),
 )  # fmt: skip
 
 TENSOR = _record(

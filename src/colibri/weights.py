@@ -124,6 +124,31 @@ StoredWeight = Fp16Weight | Int8Weight | Int4Weight
 Weight = Floats | StoredWeight
 
 
+def stackable(a: Weight, b: Weight) -> bool:
+    """Whether two constants are of one shape and stored alike, so that `stack` can make one of them."""
+    residuals = getattr(a, "residual", None), getattr(b, "residual", None)
+    return type(a) is type(b) and a.shape == b.shape and (residuals[0] is None) == (residuals[1] is None)
+
+
+def stack(a: Weight, b: Weight) -> Weight:
+    """The rows of `a`, then those of `b`; for biases the elements."""
+
+    def both(name: str) -> Any:
+        return np.concatenate([getattr(a, name), getattr(b, name)])
+
+    if isinstance(a, np.ndarray):
+        assert isinstance(b, np.ndarray)
+        return np.concatenate([a, b])
+    if isinstance(a, Fp16Weight):
+        return Fp16Weight(both("values"))
+    assert isinstance(b, Int8Weight | Int4Weight)
+    residual = None
+    if a.residual is not None and b.residual is not None:
+        parts = [(r.counts, r.columns, r.values) for r in (a.residual, b.residual)]
+        residual = Residual(*(np.concatenate(pair) for pair in zip(*parts, strict=True)))
+    return type(a)(both("q"), both("scale"), residual)
+
+
 def check(weight: StoredWeight) -> None:
     """Raise ExportError where a weight breaks what the engine relies on."""
     problems: list[str] = []

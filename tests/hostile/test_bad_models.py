@@ -970,7 +970,7 @@ def test_a_model_without_a_certificate_does_not_pass_the_selftest(fuzz: Fuzz) ->
     assert (result.check, result.selftest) == (E["OK"], E["SELFTEST"])
 
 
-RESERVED = {"header": "HEADER", "ops": "PROGRAM", "operand": "PROGRAM", "layers": "ROUTING", "experts": "EXPERT"}
+RESERVED = {"header": "HEADER", "operand": "PROGRAM", "layers": "ROUTING", "experts": "EXPERT"}
 
 
 @pytest.mark.parametrize("place", RESERVED)
@@ -983,6 +983,16 @@ def test_reserved_fields_must_be_zero(fuzz: Fuzz, place: str) -> None:
     else:
         getattr(edit, place)["reserved"][0] = 1
     assert fuzz([edit.case(place)])[0].check == E[RESERVED[place]]
+
+
+@pytest.mark.parametrize("value", [1, spec.UNARY.index("silu"), len(spec.UNARY), 0xFFFFFFFF])
+def test_only_map2_has_a_function_before_it_and_a_known_one(fuzz: Fuzz, value: int) -> None:
+    for base in BASES:
+        for n, code in enumerate(Editor(base).ops["code"]):
+            edit = Editor(base)
+            edit.ops["before"][n] = value
+            good = spec.OPCODES[code] == "map2" and value < len(spec.UNARY)
+            assert (fuzz([edit.case(f"{base} {n}")])[0].check == E["PROGRAM"]) != good
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -18,7 +18,7 @@ def fuse_activations(graph: Graph) -> Graph:
         if before is None or before.attrs.get("activation") or not alone:
             return None
         new.nodes.remove(before)
-        attrs = {k: v for k, v in node.attrs.items() if k != "func"}
-        return new.add("linear", *before.inputs, output=node.output, activation=node.attrs["func"], **attrs)
+        attrs = {**before.attrs, **{k: v for k, v in node.attrs.items() if k != "func"}}
+        return new.add("linear", *before.inputs, output=node.output, **{**attrs, "activation": node.attrs["func"]})
 
     return rebuild(graph, fuse_activations, rewrite)

@@ -75,7 +75,10 @@ def _unary(node: Node, args: list[Array], graph: Graph) -> Array:
 
 
 def _binary(node: Node, args: list[Array], graph: Graph) -> Array:
-    return np.asarray(ops.BINARY[node.attrs["func"]](*_aligned(args)))
+    a, b = _aligned(args)
+    before = node.attrs.get("activation")
+    a = a if before is None else ops.unary(a, before, node.attrs.get("alpha", 0.0), node.attrs.get("beta", 0.0))
+    return np.asarray(ops.BINARY[node.attrs["func"]](a, b))
 
 
 def _norm(which: Callable[..., Array]) -> Callable[[Node, list[Array], Graph], Array]:
