@@ -169,7 +169,7 @@ def _tails(data: Data) -> Iterator[_Figure]:
         note = "{:.2%}" + f" ({sum(v < 0.01 for v in values)} of {len(values)} cases reach it)"
         yield _at_most(f"heavy tails: {what} error with E, worst", 0.01, max(values, default=None), note, "< 1 %")
     for size in (n for n in data["sizes"] if n != "tiny"):
-        half, eight = (cell(data, f"colibri-python-{kind}", size, 1) for kind in ("fp16", "int8"))
+        half, eight = (cell(data, f"colibri-c-{kind}", size, 1) for kind in ("fp16", "int8-e"))
         value = half["us"] / eight["us"] if half and eight else None
         group = cell(data, GROUPED, size, 1)
         note = f" ({group['us'] / eight['us']:.2f}× faster than {GROUPED})" if group and eight else ""

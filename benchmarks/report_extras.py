@@ -15,7 +15,7 @@ all of a mapped file was touched."""
 _TAILS_NOTE = """Weights from Student's t, heavy-tailed as trained ones are: relative error (‖Δ‖ / ‖exact‖) of a K × K
 matrix with a scale a row (*plain*) and with the sparse residual E besides, and of the output of a gated expert made of
 such matrices. No calibration: all inputs count alike."""
-_SPEED_NOTE = """Speed from Python, one thread, beside Colibri's fp16 and beside the nearest peer to 8 bits with a scale
+_SPEED_NOTE = """Speed with E in C, one thread, beside Colibri's fp16 in C and, from Python, beside the nearest peer to 8 bits with a scale
 for each group of 32: time, time ÷ that of int8 with E, error."""
 GROUPED = "ort-loop-n8"  # the nearest peer to 8 bits with a scale for each group
 
@@ -128,8 +128,8 @@ def heavy_tails(data: Data) -> str:
     rows = []
     for size in data["sizes"]:
         for batch in sorted({c["batch"] for c in data["cells"] if c["size"] == size}):
-            ours = cell(data, "colibri-python-int8", size, batch)
-            half, group = cell(data, "colibri-python-fp16", size, batch), cell(data, GROUPED, size, batch)
+            ours = cell(data, "colibri-c-int8-e", size, batch)
+            half, group = cell(data, "colibri-c-fp16", size, batch), cell(data, GROUPED, size, batch)
             if ours and (half or group):
                 shown = [f"{time(c['us'])}, {c['us'] / ours['us']:.2f}×, error {c['error']:.0e}" if c else ""
                          for c in (half, group)]  # fmt: skip

@@ -16,8 +16,9 @@ _CHECKED_ROWS, _CHECKED_MACS = 64, 1 << 28  # rows the exporter calibrates on an
 
 
 def create(name: str, kind: str, dtype: str) -> Adapter:
-    """The adapter for one way of calling."""
-    return (FromC if kind == "c" else FromPython)(name, dtype=dtype)
+    """The adapter for one way of calling; `c+e` is C with a residual E of the usual share, whether it pays or not."""
+    way, _, extra = kind.partition("+")
+    return (FromC if way == "c" else FromPython)(name, dtype=dtype, residual=extra == "e")
 
 
 class _Exported(Adapter):
@@ -26,7 +27,7 @@ class _Exported(Adapter):
     sources = ("adapters/colibri_engine.py",)
 
     def folder(self, size: Size) -> Path:
-        path = size.path / f"colibri-{self.options['dtype']}"
+        path = size.path / f"colibri-{self.options['dtype']}{'-e' if self.options['residual'] else ''}"
         path.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -36,12 +37,14 @@ class _Exported(Adapter):
 
     def build(self, size: Size) -> None:
         from colibri.exporter import Quantization, build
+        from colibri.quantize.formats import SHARE
 
         count = max(4, min(_CHECKED_ROWS, _CHECKED_MACS // (size.k * size.expert_weights)))
         rows = inputs(size, 32).reshape(-1, size.d)[:count]
         dtype = self.options["dtype"]
         graph = router_graph(size) if dtype == "router" else layer_graph(size)
-        how = Quantization("fp32" if dtype == "router" else dtype)
+        share = SHARE if self.options["residual"] else None
+        how = Quantization("fp32" if dtype == "router" else dtype, residual_share=share)
         export = build(graph, quantization=how, max_batch=max(BATCHES), calibration=[rows])
         (self.folder(size) / "model.bin").write_bytes(export.image)
 

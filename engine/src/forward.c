@@ -94,20 +94,51 @@ void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame *frame, u
     }
 }
 
+typedef struct {
+    const clb_op *op;
+    const clb_frame *frame;
+    uint32_t samples;
+    size_t rows; /* a task takes */
+} row_task;
+
+/* Task `index` of an operation that computes every row by itself. */
+static void run_rows(void *arg, uint32_t index)
+{
+    const row_task *t = arg;
+    const size_t first = index * t->rows, all = (size_t)t->samples * t->op->rows;
+    const size_t end = all - first < t->rows ? all : first + t->rows;
+    uint32_t sample = (uint32_t)(first / t->op->rows), row = (uint32_t)(first % t->op->rows);
+    clb_tile tile;
+    tile.w0 = (const float *)(const void *)clb_tensor_at(t->frame, t->op->w0);
+    tile.w1 = (const float *)(const void *)clb_tensor_at(t->frame, t->op->w1);
+    tile.kernels = t->frame->ctx->kernels;
+    for (size_t at = first; at < end; at += CLB_TILE) {
+        clb_next_tile(t->op, t->samples, t->frame, &sample, &row, &tile);
+        kernels[t->op->code](t->op, &tile);
+    }
+}
+
 void clb_run_op(const clb_op *op, uint32_t samples, const clb_frame *frame)
 {
+    enum { TASK_FLOATS = 1 << 12 }; /* below, handing work to threads costs more than it saves */
     if (op->code == CLB_OP_LINEAR || op->code == CLB_OP_LINEAR_Q) {
         clb_run_linear(op, samples, frame);
         return;
     }
-    clb_tile tile;
-    tile.w0 = (const float *)(const void *)clb_tensor_at(frame, op->w0);
-    tile.w1 = (const float *)(const void *)clb_tensor_at(frame, op->w1);
-    tile.kernels = frame->ctx->kernels;
-    uint32_t sample = 0, row = 0;
-    while (sample < samples) {
-        clb_next_tile(op, samples, frame, &sample, &row, &tile);
-        kernels[op->code](op, &tile);
+    const size_t all = (size_t)samples * op->rows;
+    row_task task = {.op = op, .frame = frame, .samples = samples, .rows = all};
+    uint64_t floats = 1; /* of a row; sizes that count nothing are 0 */
+    for (int axis = 0; axis < 4; ++axis) {
+        floats *= op->dims[axis] != 0 ? op->dims[axis] : 1;
+    }
+    if (frame->ctx->parallel != NULL && floats <= CLB_LIMIT) {
+        const size_t tiles = (size_t)(TASK_FLOATS / (floats * CLB_TILE));
+        task.rows = (tiles != 0 ? tiles : 1) * CLB_TILE;
+    }
+    if (all > task.rows) {
+        frame->ctx->parallel(frame->ctx->parallel_user, run_rows, &task, (uint32_t)((all + task.rows - 1) / task.rows));
+    } else {
+        run_rows(&task, 0);
     }
 }
 

@@ -6,6 +6,7 @@
 enum {
     CELL_BLOCKS = CLB_CELL_ROWS / CLB_LANES, /* a task computes whole cells of the residual */
     CHUNK_BYTES = 1 << 17,   /* of a matrix that stay in the cache while every row passes over them */
+    TASKS = 8,               /* of a matrix that is spread over threads, at least: none waits long for the last */
     PARALLEL_MACS = 1 << 16, /* below, handing work to threads costs more than it saves */
 };
 
@@ -83,10 +84,13 @@ void clb_run_linear(const clb_op *op, uint32_t samples, const clb_frame *frame)
     }
     t.blocks = clb_ceil(op->dims[1], CLB_LANES);
     const uint32_t fitting = (uint32_t)(CHUNK_BYTES / t.matrix.stride) / CELL_BLOCKS * CELL_BLOCKS;
-    t.chunk = fitting > CELL_BLOCKS ? fitting : CELL_BLOCKS;
-    const uint32_t chunks = clb_ceil(t.blocks, t.chunk);
     const uint64_t macs = (uint64_t)samples * op->rows * op->dims[0] * op->dims[1];
-    if (ctx->parallel != NULL && chunks > 1 && macs >= PARALLEL_MACS) {
+    const int spread = ctx->parallel != NULL && macs >= PARALLEL_MACS;
+    const uint32_t each = clb_ceil(clb_ceil(t.blocks, TASKS), CELL_BLOCKS) * CELL_BLOCKS;
+    t.chunk = spread ? clb_min(fitting, each) : fitting;
+    t.chunk = t.chunk > CELL_BLOCKS ? t.chunk : CELL_BLOCKS;
+    const uint32_t chunks = clb_ceil(t.blocks, t.chunk);
+    if (spread && chunks > 1) {
         ctx->parallel(ctx->parallel_user, run_chunk, &t, chunks);
         return;
     }

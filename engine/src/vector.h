@@ -131,13 +131,16 @@ static void quantize(const float *x, float *record, uint32_t cols)
         const uint32_t rest = n % CLB_WEIGHT_GROUP;
         memcpy(part, x + start + n - rest, rest * sizeof(float));
         memset(part + rest, 0, (CLB_WEIGHT_GROUP - rest) * sizeof(float));
-        int32_t most = 0; /* magnitudes compare as their bits do, with NaN above all */
+        int32_t lanes[CLB_WEIGHT_GROUP] = {0}, most = 0; /* magnitudes compare as their bits do, with NaN above all */
         for (uint32_t g = 0; g < full + (rest != 0); ++g) {
             const float *in = g < full ? x + start + g * CLB_WEIGHT_GROUP : part;
             for (uint32_t i = 0; i < CLB_WEIGHT_GROUP; ++i) {
                 const int32_t size = (int32_t)clb_bits(clb_abs(in[i]));
-                most = size > most ? size : most;
+                lanes[i] = size > lanes[i] ? size : lanes[i];
             }
+        }
+        for (uint32_t i = 0; i < CLB_WEIGHT_GROUP; ++i) {
+            most = lanes[i] > most ? lanes[i] : most;
         }
         const float largest = clb_from_bits((uint32_t)most), factor = largest > 0.0f ? 127.0f / largest : 0.0f;
         record[start / CLB_ACTIVATION_GROUP] = largest / 127.0f;
