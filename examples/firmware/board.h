@@ -1,0 +1,8 @@
+/* What the example needs of a board: a line of text to the debugger, an end, and a clock that counts instructions. */
+#include <stdint.h>
+
+void board_print(const char *text);
+void board_exit(int code) __attribute__((noreturn));
+
+/* Virtual nanoseconds since the start; under the emulator's -icount shift=0, instructions. Wraps after 2^32. */
+uint32_t board_clock(void);
