@@ -134,8 +134,10 @@ static void quantize(const float *x, float *record, uint32_t cols)
     for (uint32_t start = 0; start < cols; start += CLB_ACTIVATION_GROUP) {
         const uint32_t n = clb_min(cols - start, CLB_ACTIVATION_GROUP), full = n / CLB_WEIGHT_GROUP;
         const uint32_t rest = n % CLB_WEIGHT_GROUP;
-        memcpy(part, x + start + n - rest, rest * sizeof(float));
-        memset(part + rest, 0, (CLB_WEIGHT_GROUP - rest) * sizeof(float));
+        if (rest != 0) { /* the last of the row, zeros after it */
+            memset(part, 0, sizeof part);
+            memcpy(part, x + start + n - rest, rest * sizeof(float));
+        }
         int32_t lanes[CLB_WEIGHT_GROUP] = {0}, most = 0; /* magnitudes compare as their bits do, with NaN above all */
         for (uint32_t g = 0; g < full + (rest != 0); ++g) {
             const float *in = g < full ? x + start + g * CLB_WEIGHT_GROUP : part;

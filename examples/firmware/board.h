@@ -6,3 +6,7 @@ void board_exit(int code) __attribute__((noreturn));
 
 /* Virtual nanoseconds since the start; under the emulator's -icount shift=0, instructions. Wraps after 2^32. */
 uint32_t board_clock(void);
+
+/* Calls `handler` from a timer interrupt, again and again, after intervals of pseudo-random length (Cortex-M only; the
+ * clock above stops being one). NULL ends it. */
+void board_interrupt(void (*handler)(void));

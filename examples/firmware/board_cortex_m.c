@@ -30,11 +30,25 @@ void board_exit(int code)
 }
 
 static volatile uint32_t *const systick = (volatile uint32_t *)0xE000E010; /* control, reload, current */
-static uint32_t wraps;
+static uint32_t wraps, seed = 1;
+static void (*volatile interrupt)(void);
 
 static void systick_handler(void)
 {
     ++wraps;
+    if (interrupt != 0) {
+        seed = seed * 1664525u + 1013904223u;
+        systick[1] = 200 + (seed >> 20); /* ticks: up to 4,295 */
+        systick[2] = 0;
+        interrupt();
+    }
+}
+
+void board_interrupt(void (*handler)(void))
+{
+    interrupt = handler;
+    systick[1] = handler != 0 ? 200 : 0xFFFFFF;
+    systick[2] = 0;
 }
 
 uint32_t board_clock(void)

@@ -72,8 +72,8 @@ def export(dtype: str) -> tuple[exporter.Export, np.ndarray]:
     ).features[:ROWS]
 
 
-def link(made: exporter.Export, rows: np.ndarray, board: Board, folder: Path) -> Path:
-    """The firmware as an ELF file in `folder`, engine, model and rows included."""
+def link(made: exporter.Export, rows: np.ndarray, board: Board, folder: Path, program: str = "main.c") -> Path:
+    """The firmware as an ELF file in `folder`, engine, model and rows included; `program` is one of this directory."""
     target = targets.find(board.target)
     exporter.write(made, folder)
     text = ",\n".join("{" + ", ".join(f"{float(x).hex()}f" for x in row) + "}" for row in rows)
@@ -84,7 +84,7 @@ def link(made: exporter.Export, rows: np.ndarray, board: Board, folder: Path) ->
     command = [
         target.compiler, *target.flags, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-ffunction-sections", "-nostartfiles",
         f"-DBOARD_MHZ={board.mhz}", f"-I{toolchain.engine_directory() / 'include'}", f"-I{folder}",
-        str(HERE / "main.c"), str(start), str(built.model_object), str(built.static_library), "-lm",
+        str(HERE / program), str(start), str(built.model_object), str(built.static_library), "-lm",
         "-T", str(HERE / "board.ld"), f"-Wl,--defsym=flash_at={board.flash:#x},--defsym=ram_at={board.ram:#x}",
         "-Wl,--gc-sections", "-o", str(image),
     ]  # fmt: skip
@@ -94,15 +94,14 @@ def link(made: exporter.Export, rows: np.ndarray, board: Board, folder: Path) ->
     return image
 
 
-def run(image: Path, board: Board) -> dict[str, int]:
-    """What the firmware prints on its emulated board: selftest, digest, instructions."""
+def run(image: Path, board: Board) -> str:
+    """What the firmware prints on its emulated board; raises SystemExit where it fails."""
     command = [*board.emulator, "-icount", "shift=0", "-nographic", "-monitor", "none", "-serial", "none",
                "-semihosting-config", "enable=on,target=native", "-kernel", str(image)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL)
-    printed = done.stdout + done.stderr
     if done.returncode:
-        raise SystemExit(f"the firmware ended with {done.returncode}:\n{printed}")
-    return {name: int(value, 16) for name, value in re.findall(r"^(\w+) (0x[0-9a-f]{8})$", printed, re.M)}
+        raise SystemExit(f"the firmware ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr  # semihosting writes to stderr
 
 
 def expected_digest(made: exporter.Export, rows: np.ndarray) -> int:
@@ -117,7 +116,7 @@ def measure(dtype: str, board: Board, folder: Path) -> Figures:
     """Build, run, compare with this machine; raises SystemExit where anything differs."""
     made, rows = export(dtype)
     image = link(made, rows, board, folder)
-    printed = run(image, board)
+    printed = {n: int(v, 16) for n, v in re.findall(r"^(\w+) (0x[0-9a-f]{8})$", run(image, board), re.M)}
     if printed.get("selftest") != 0 or printed.get("digest") != expected_digest(made, rows):
         raise SystemExit(f"{board.target}, {dtype}: the firmware's answers are not this machine's: {printed}")
     sections = dict(toolchain.sections(image))

@@ -39,6 +39,16 @@ def test_firmware_answers_as_this_machine_does_and_does_not_grow(name: str, dtyp
         assert value <= GROWTH * known[what], f"{what}: {value}, {known[what]} before"
 
 
+@pytest.mark.parametrize("name", ["cortex-m4", "cortex-m7"])
+def test_forecasts_interrupted_by_forecasts_keep_every_bit(name: str, tmp_path: Path) -> None:
+    for tool in (targets.TARGETS[name].compiler, firmware.BOARDS[name].emulator[0]):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    made, rows = firmware.export("int8")
+    image = firmware.link(made, rows, firmware.BOARDS[name], tmp_path, "reentrancy.c")
+    assert "reentrant" in firmware.run(image, firmware.BOARDS[name])
+
+
 def test_the_documented_table_is_the_measured_one() -> None:
     assert documented(json.loads(TABLE.read_text(encoding="utf-8"))) in (EXAMPLE / "README.md").read_text("utf-8")
 
