@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import colibri
-from colibri import exporter, graph
+from colibri import exporter, graph, targets
 from tests.test_export import moe_graph
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -125,6 +126,29 @@ def test_build_compiles_and_reports_sizes(exported: Path, tmp_path: Path) -> Non
     built = succeed("build", exported, "--output", tmp_path / "b")
     assert Path(built["static_library"]).is_file() and Path(built["shared_library"]).is_file()
     assert 0 < built["code_bytes"] < 250_000  # three instruction sets; 1 % of onnxruntime's library is 290 kB
+
+
+ELF_MACHINES = {"aarch64": 183, "riscv64": 243, "riscv64-v": 243, "rv32imc": 243}  # e_machine; Arm is 40
+
+
+@pytest.mark.parametrize("name", targets.TARGETS)
+def test_build_for_another_machine(name: str, exported: Path, tmp_path: Path) -> None:
+    target = targets.TARGETS[name]
+    if shutil.which(target.compiler) is None or shutil.which(target.archiver) is None:
+        done = colibri_command("build", exported, "--target", name, "--output", tmp_path / "b")
+        assert done.returncode == 1 and target.packages in done.stderr
+        pytest.skip(f"{target.compiler} is not installed")
+    built = succeed("build", exported, "--target", name, "--output", tmp_path / "b")
+    assert ("shared_library" in built) == target.hosted
+    assert 0 < built["code_bytes"] < (100_000 if target.hosted else 50_000)
+    model = (tmp_path / "b/model.o").read_bytes()
+    assert int.from_bytes(model[18:20], "little") == ELF_MACHINES.get(name, 40)
+
+
+def test_targets_are_listed_and_an_unknown_one_refused(exported: Path) -> None:
+    assert list(succeed("targets")) == list(targets.TARGETS)
+    done = colibri_command("build", exported, "--target", "pdp11")
+    assert done.returncode == 1 and "cortex-m7" in done.stderr and "Traceback" not in done.stderr
 
 
 ERRORS = [

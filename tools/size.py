@@ -32,10 +32,10 @@ _PRODUCTS = ("product_f32", "product_f16", "product_i8", "product_q_i8", "produc
 INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "elementwise": ((), _VECTOR),
     "linear": ((), ("panel", "residual", "unary")),
-    **{table: ((), _PRODUCTS) for table in ("plain", "avx2", "avx512")},
-    "forward": (("kernels",), ()),
+    **{table: ((), _PRODUCTS) for table in ("plain", "avx2", "avx512", "v128")},
+    "rows": ((), tuple(f"clb_{op}" for op in ("quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce"))),
     "routing": (("score_table",), ()),
-    "moe": ((), ("mix", "compare_routes")),
+    "moe": ((), ("mix", "compare_routes", "run_expert")),
 }
 
 _COMMENT_OR_TEXT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)

@@ -17,8 +17,10 @@
 
 /* Blocks of 8 output rows a product computes at once: several streams from memory and independent sums. One where every
  * byte of stack counts. */
-#if defined(__x86_64__)
+#if defined(__x86_64__) || defined(__aarch64__)
 #define CLB_PANEL 8u
+#elif defined(__wasm__) || (defined(__riscv) && __riscv_xlen == 64)
+#define CLB_PANEL 4u
 #else
 #define CLB_PANEL 1u
 #endif
@@ -46,6 +48,7 @@ typedef struct {
 
 /* Where the spaces of an operation's operands are while it runs. */
 typedef struct {
+    const clb_op *ops; /* the model's; generated code has no use for them */
     const clb_tensor *tensors;
     const uint8_t *weights; /* base of the tensors' offsets: the model, or one expert's weights */
     uint8_t *arena;         /* the context block */
@@ -101,7 +104,8 @@ typedef struct clb_kernels {
     void (*mix)(float weight, const float *value, float *total, size_t n, int first);      /* total may be value */
 } clb_kernels;
 
-extern const clb_kernels clb_kernels_plain, clb_kernels_avx2, clb_kernels_avx512;
+extern const clb_kernels clb_kernels_plain, clb_kernels_avx2, clb_kernels_avx512, clb_kernels_neon, clb_kernels_neon_dot,
+    clb_kernels_rvv, clb_kernels_wasm, clb_kernels_helium;
 const clb_kernels *clb_kernels_at(uint32_t n); /* the n-th best this processor runs, from 0; NULL where there are no more */
 
 /* validate.c */
@@ -111,16 +115,24 @@ void clb_parse(const uint8_t *model, clb_model *parsed);
 int clb_check_memory(const void *mem, size_t mem_size, const clb_model *parsed);
 uint32_t clb_crc32(const void *data, uint64_t bytes);
 
-/* forward.c: run one operation that is not an MoE on rows of `samples` samples */
-void clb_run_op(const clb_op *op, uint32_t samples, const clb_frame *frame);
+/* context.c: NULL where the memory is too small; whether a call may run; every NaN made the canonical one */
+colibri_context_t *clb_open(void *mem, size_t mem_size, const clb_model *model, const clb_kernels *kernels);
+int clb_accept(colibri_context_t *ctx, const float *input, const float *output, int batch_size);
+void clb_settle(float *output, size_t floats);
+
+/* rows.c: an operation that computes each row by itself, on rows of `samples` samples */
+typedef void clb_kernel(const clb_op *op, const clb_tile *tile);
+void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t samples, const clb_frame *frame);
 
 /* Fill the next tile from row `row` of sample `sample` on, and advance them; the tensors are set already. */
 void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame *frame, uint32_t *sample, uint32_t *row,
                    clb_tile *tile);
 const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number);
 
-/* moe.c: where row `token` of an operand of the MoE operation is */
-void clb_run_moe(const clb_model *model, const clb_op *op, uint32_t samples, const clb_frame *frame);
+/* moe.c: route and combine; `program` runs an expert on a tile of `count` tokens. Where row `token` of an operand is. */
+typedef void clb_program(const clb_expert *expert, uint32_t count, const clb_frame *frame);
+void clb_run_moe(const clb_model *model, const clb_op *op, clb_program *program, uint32_t samples,
+                 const clb_frame *frame);
 float *clb_row_of(const clb_operand *v, const float *base, uint32_t rows, size_t token);
 
 /* routing.c: experts (k) best first and their weights (k), from one token's logits (layer->experts) */
@@ -136,7 +148,6 @@ uint64_t clb_residual_cells(uint32_t rows, uint32_t cols);
 void clb_run_linear(const clb_op *op, uint32_t samples, const clb_frame *frame);
 
 /* elementwise.c, reduce.c: the other kernels, indexed by enum clb_op */
-typedef void clb_kernel(const clb_op *op, const clb_tile *tile);
 clb_kernel clb_quantize, clb_map1, clb_map2, clb_softmax, clb_layernorm, clb_rmsnorm, clb_reduce;
 
 /* reduce.c: the sum of n floats `stride` apart, in the one order defined for reductions */

@@ -51,7 +51,8 @@ static void group(const workspace *w, uint32_t experts, size_t choices)
     }
 }
 
-void clb_run_moe(const clb_model *model, const clb_op *op, uint32_t samples, const clb_frame *frame)
+void clb_run_moe(const clb_model *model, const clb_op *op, clb_program *program, uint32_t samples,
+                 const clb_frame *frame)
 {
     const clb_layer *layer = &model->layers[op->w0];
     const colibri_context_t *ctx = frame->ctx;
@@ -70,7 +71,7 @@ void clb_run_moe(const clb_model *model, const clb_op *op, uint32_t samples, con
     group(&w, layer->experts, choices);
 
     clb_routed routed = {.op = op, .x = x, .y = k == 1 ? (float *)(uintptr_t)y : w.slots, .k = k, .d_out = layer->d_out};
-    clb_frame inside = {.tensors = model->tensors, .arena = frame->arena, .routed = &routed, .ctx = ctx};
+    clb_frame inside = {.ops = frame->ops, .tensors = model->tensors, .arena = frame->arena, .routed = &routed, .ctx = ctx};
     uint32_t next = 0;
     for (uint32_t e = 0; e < layer->experts; ++e) {
         const clb_expert *expert = &model->experts[layer->first_expert + e];
@@ -78,9 +79,7 @@ void clb_run_moe(const clb_model *model, const clb_op *op, uint32_t samples, con
         while (next < w.ends[e]) {
             const uint32_t count = clb_min(w.ends[e] - next, layer->tile);
             routed.order = w.order + next;
-            for (uint32_t n = 0; n < expert->ops; ++n) {
-                clb_run_op(&model->ops[expert->first_op + n], count, &inside);
-            }
+            program(expert, count, &inside);
             next += count;
         }
     }

@@ -3,6 +3,16 @@
 
 #include <math.h> /* sqrtf only: correctly rounded, an instruction wherever there is one */
 
+/* Generated code says what its model uses; what it does not use is not compiled. */
+#if !defined(CLB_USED_UNARY)
+#define CLB_USED_UNARY (~0ull)
+#define CLB_USED_BINARY (~0ull)
+#define CLB_USED_PRODUCTS (~0ull)
+#define CLB_USED_PRODUCTS_Q (~0ull)
+#define CLB_USED_RESIDUAL 1
+#endif
+#define USED(which, number) (CLB_USED_##which >> (number) & 1)
+
 enum { STRIP = 32 }; /* floats a loop handles: a constant, so that its vector code has no other length to care for */
 
 /* n floats, and zeros after them. */
@@ -25,65 +35,60 @@ static void store_strip(float *to, const float strip[STRIP], size_t n)
     }
 }
 
-#define EACH(expression)                                                                                               \
-    for (size_t i = 0; i < STRIP; ++i) {                                                                               \
-        const float x = a[i];                                                                                          \
-        a[i] = (expression);                                                                                           \
-    }                                                                                                                  \
-    break
+#define CASE(which, name, expression)                                                                                  \
+    case CLB_##which##_##name:                                                                                         \
+        for (size_t i = 0; USED(which, CLB_##which##_##name) && i < STRIP; ++i) {                                      \
+            const float x = a[i], y = b[i];                                                                            \
+            (void)y;                                                                                                   \
+            a[i] = (expression);                                                                                       \
+        }                                                                                                              \
+        break;
 
 static void unary_strip(uint32_t func, float p0, float p1, float *a)
 {
+    const float *b = a;
     switch (func) {
-    case CLB_UNARY_RELU: EACH(x < 0.0f ? 0.0f : x);
-    case CLB_UNARY_LEAKY_RELU: EACH(x < 0.0f ? x * p0 : x);
-    case CLB_UNARY_CLAMP: EACH(x < p0 ? p0 : (x > p1 ? p1 : x));
-    case CLB_UNARY_NEG: EACH(-x);
-    case CLB_UNARY_ABS: EACH(clb_abs(x));
-    case CLB_UNARY_SQUARE: EACH(x *x);
-    case CLB_UNARY_SQRT: EACH(sqrtf(x));
-    case CLB_UNARY_RSQRT: EACH(1.0f / sqrtf(x));
-    case CLB_UNARY_RECIPROCAL: EACH(1.0f / x);
-    case CLB_UNARY_EXP: EACH(clb_exp(x));
-    case CLB_UNARY_LOG: EACH(clb_log(x));
-    case CLB_UNARY_EXPM1: EACH(clb_expm1(x));
-    case CLB_UNARY_LOG1P: EACH(clb_log1p(x));
-    case CLB_UNARY_TANH: EACH(clb_tanh(x));
-    case CLB_UNARY_ERF: EACH(clb_erf(x));
-    case CLB_UNARY_SIGMOID: EACH(clb_sigmoid(x));
-    case CLB_UNARY_SILU: EACH(clb_silu(x));
-    case CLB_UNARY_GELU: EACH(clb_gelu(x));
-    case CLB_UNARY_GELU_TANH: EACH(clb_gelu_tanh(x));
-    case CLB_UNARY_SOFTPLUS: EACH(clb_softplus(x));
-    case CLB_UNARY_ELU: EACH(clb_elu(x));
-    case CLB_UNARY_HARDSWISH: EACH(clb_hardswish(x));
-    case CLB_UNARY_HARDSIGMOID: EACH(clb_hardsigmoid(x));
+    CASE(UNARY, RELU, x < 0.0f ? 0.0f : x)
+    CASE(UNARY, LEAKY_RELU, x < 0.0f ? x * p0 : x)
+    CASE(UNARY, CLAMP, x < p0 ? p0 : (x > p1 ? p1 : x))
+    CASE(UNARY, NEG, -x)
+    CASE(UNARY, ABS, clb_abs(x))
+    CASE(UNARY, SQUARE, x *x)
+    CASE(UNARY, SQRT, sqrtf(x))
+    CASE(UNARY, RSQRT, 1.0f / sqrtf(x))
+    CASE(UNARY, RECIPROCAL, 1.0f / x)
+    CASE(UNARY, EXP, clb_exp(x))
+    CASE(UNARY, LOG, clb_log(x))
+    CASE(UNARY, EXPM1, clb_expm1(x))
+    CASE(UNARY, LOG1P, clb_log1p(x))
+    CASE(UNARY, TANH, clb_tanh(x))
+    CASE(UNARY, ERF, clb_erf(x))
+    CASE(UNARY, SIGMOID, clb_sigmoid(x))
+    CASE(UNARY, SILU, clb_silu(x))
+    CASE(UNARY, GELU, clb_gelu(x))
+    CASE(UNARY, GELU_TANH, clb_gelu_tanh(x))
+    CASE(UNARY, SOFTPLUS, clb_softplus(x))
+    CASE(UNARY, ELU, clb_elu(x))
+    CASE(UNARY, HARDSWISH, clb_hardswish(x))
+    CASE(UNARY, HARDSIGMOID, clb_hardsigmoid(x))
     default: break; /* CLB_UNARY_IDENTITY */
     }
 }
 
-#undef EACH
-
-#define EACH(expression)                                                                                               \
-    for (size_t i = 0; i < STRIP; ++i) {                                                                               \
-        const float x = a[i], y = b[i];                                                                                \
-        a[i] = (expression);                                                                                           \
-    }                                                                                                                  \
-    break
-
 static void binary_strip(uint32_t func, float *a, const float *b)
 {
     switch (func) {
-    case CLB_BINARY_ADD: EACH(x + y);
-    case CLB_BINARY_SUB: EACH(x - y);
-    case CLB_BINARY_MUL: EACH(x *y);
-    case CLB_BINARY_DIV: EACH(x / y);
-    case CLB_BINARY_MAXIMUM: EACH(x > y || x != x ? x : y);
-    default: EACH(x < y || x != x ? x : y); /* CLB_BINARY_MINIMUM */
+    CASE(BINARY, ADD, x + y)
+    CASE(BINARY, SUB, x - y)
+    CASE(BINARY, MUL, x *y)
+    CASE(BINARY, DIV, x / y)
+    CASE(BINARY, MAXIMUM, x > y || x != x ? x : y)
+    CASE(BINARY, MINIMUM, x < y || x != x ? x : y)
+    default: break;
     }
 }
 
-#undef EACH
+#undef CASE
 
 static void unary(uint32_t func, float p0, float p1, const float *in, float *out, size_t n)
 {
@@ -129,8 +134,10 @@ static void quantize(const float *x, float *record, uint32_t cols)
     for (uint32_t start = 0; start < cols; start += CLB_ACTIVATION_GROUP) {
         const uint32_t n = clb_min(cols - start, CLB_ACTIVATION_GROUP), full = n / CLB_WEIGHT_GROUP;
         const uint32_t rest = n % CLB_WEIGHT_GROUP;
-        memcpy(part, x + start + n - rest, rest * sizeof(float));
-        memset(part + rest, 0, (CLB_WEIGHT_GROUP - rest) * sizeof(float));
+        if (rest != 0) { /* the last of the row, zeros after it */
+            memset(part, 0, sizeof part);
+            memcpy(part, x + start + n - rest, rest * sizeof(float));
+        }
         int32_t lanes[CLB_WEIGHT_GROUP] = {0}, most = 0; /* magnitudes compare as their bits do, with NaN above all */
         for (uint32_t g = 0; g < full + (rest != 0); ++g) {
             const float *in = g < full ? x + start + g * CLB_WEIGHT_GROUP : part;
@@ -163,11 +170,13 @@ static void quantize(const float *x, float *record, uint32_t cols)
     }
 }
 
+#define PRODUCT(which, layout, product) [CLB_LAYOUT_##layout] = USED(which, CLB_LAYOUT_##layout) ? product : NULL
 #define KERNELS(its_name)                                                                                              \
     {                                                                                                                  \
         .name = its_name,                                                                                              \
-        .products = {[CLB_LAYOUT_ROWS8_F32] = product_f32, [CLB_LAYOUT_ROWS8_F16] = product_f16,                       \
-                     [CLB_LAYOUT_ROWS8_I8] = product_i8},                                                              \
-        .products_q = {[CLB_LAYOUT_ROWS8_I8] = product_q_i8, [CLB_LAYOUT_ROWS8_I4] = product_q_i4},                    \
-        .panel = panel, .residual = residual, .quantize = quantize, .unary = unary, .binary = binary, .mix = mix,                            \
+        .products = {PRODUCT(PRODUCTS, ROWS8_F32, product_f32), PRODUCT(PRODUCTS, ROWS8_F16, product_f16),             \
+                     PRODUCT(PRODUCTS, ROWS8_I8, product_i8)},                                                         \
+        .products_q = {PRODUCT(PRODUCTS_Q, ROWS8_I8, product_q_i8), PRODUCT(PRODUCTS_Q, ROWS8_I4, product_q_i4)},      \
+        .panel = panel, .residual = CLB_USED_RESIDUAL ? residual : NULL,                                               \
+        .quantize = CLB_USED_PRODUCTS_Q != 0 ? quantize : NULL, .unary = unary, .binary = binary, .mix = mix,          \
     }

@@ -1,4 +1,4 @@
-"""The command line: colibri export | inspect | verify | run | build."""
+"""The command line: colibri export | inspect | verify | run | build | targets."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from colibri.graph import Array, Graph
 from colibri.package import open_package
 from colibri.passes import PASSES
 from colibri.quantize.choose import DTYPES
+from colibri.targets import TARGETS
 
 app = typer.Typer(
     help="Turns a Mixture-of-Experts model into a tiny C inference engine.",
@@ -33,7 +34,7 @@ app = typer.Typer(
 )  # fmt: skip
 out, err = Console(), Console(stderr=True)
 
-STAGES = ("graph", *PASSES, "quantize", "program", "plan")
+STAGES = ("graph", *PASSES, "quantize", "merge", "program", "plan")
 Stage = Enum("Stage", {name: name for name in STAGES})  # type: ignore[misc]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
@@ -296,19 +297,28 @@ def build(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of an export.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to build; default: DIR/build.")] = None,
     compiler: Annotated[str | None, typer.Option("--cc", help="C compiler; default: $CC, or cc.")] = None,
+    target: Annotated[str | None, typer.Option(help="Another machine, one of `colibri targets`.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compile the engine and an export's model.c with this machine's compiler, and print their sizes."""
+    """Compile the engine and an export's model.c, for this machine or another, and print their sizes."""
     with _errors(as_json, debug):
-        built = toolchain.build(directory, output, compiler)
+        built = toolchain.build(directory, output, compiler, target)
         header = open_package(directory).header
         _report({
-            "static_library": str(built.static_library), "shared_library": str(built.shared_library),
+            "static_library": str(built.static_library),
+            **({"shared_library": str(built.shared_library)} if built.shared_library else {}),
             "model_object": str(built.model_object), "code_bytes": built.text_bytes,
             "constant_bytes": built.rodata_bytes, "model_bytes": int(header["total_bytes"]),
             "context_bytes": int(header["context_bytes"]),
         }, as_json)  # fmt: skip
+
+
+@app.command("targets")
+def list_targets(as_json: Json = False, debug: Debug = False) -> None:
+    """The machines that `colibri build --target NAME` compiles for."""
+    with _errors(as_json, debug):
+        _report({target.name: target.about for target in TARGETS.values()}, as_json)
 
 
 def main() -> None:

@@ -15,7 +15,8 @@ typedef __m256 vf;
 typedef __m256i vi;
 typedef struct {
     __m256i input, size; /* an input's four bytes everywhere, and their magnitudes */
-} q8;
+} q8x;
+typedef __m256i q8w, q8sum, q4x, q4sum;
 
 V vf load(const float *p) { return _mm256_loadu_ps(p); }
 V void store(float *p, vf v) { _mm256_storeu_ps(p, v); }
@@ -59,32 +60,34 @@ V vi quad(const int8_t *q)
 V vi pairs_to_words(vi pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 
 /* |x| is the unsigned operand, the weight takes x's sign: a pair of products never passes 2 · 127 · 127 < 2^15. */
-V vi q8_start(const clb_record *x, uint32_t start, uint32_t end)
+V q8sum q8_start(const clb_record *x, uint32_t start, uint32_t end)
 {
     (void)x, (void)start, (void)end;
     return _mm256_setzero_si256();
 }
-V vi q8_weights(vi weights) { return weights; }
-V q8 q8_input(const int8_t *q)
+V q8w q8_weights(vi weights) { return weights; }
+V q8x q8_input(const int8_t *q)
 {
     const vi input = quad(q);
-    return (q8){input, _mm256_abs_epi8(input)};
+    return (q8x){input, _mm256_abs_epi8(input)};
 }
-V vi q8_dot(vi sum, vi weights, q8 x)
+V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
 {
     const vi pairs = _mm256_maddubs_epi16(x.size, _mm256_sign_epi8(weights, x.input));
     return _mm256_add_epi32(sum, pairs_to_words(pairs));
 }
 
+V vi q8_end(q8sum sum) { return sum; }
+
 /* Eight products of pairs are added in 16 bits, within 8 · 2 · 15 · 127 < 2^15. */
-V vi q4_start(int32_t inputs)
+V q4sum q4_start(int32_t inputs)
 {
     (void)inputs;
     return _mm256_setzero_si256();
 }
-V vi q4_input(const int8_t *q) { return quad(q); }
-V vi q4_dot(vi pairs, vi nibbles, vi x) { return _mm256_add_epi16(pairs, _mm256_maddubs_epi16(nibbles, x)); }
-V vi q4_end(vi pairs, int32_t inputs)
+V q4x q4_input(const int8_t *q) { return quad(q); }
+V q4sum q4_dot(q4sum pairs, vi nibbles, q4x x) { return _mm256_add_epi16(pairs, _mm256_maddubs_epi16(nibbles, x)); }
+V vi q4_end(q4sum pairs, int32_t inputs)
 {
     return _mm256_sub_epi32(pairs_to_words(pairs), _mm256_slli_epi32(words(inputs), 3));
 }

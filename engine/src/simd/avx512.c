@@ -12,7 +12,7 @@
 #define V static inline __attribute__((always_inline))
 
 typedef __m512 vf;
-typedef __m512i vi, q8;
+typedef __m512i vi, q8w, q8x, q8sum, q4x, q4sum;
 
 V vf load(const float *p) { return _mm512_loadu_ps(p); }
 V void store(float *p, vf v) { _mm512_storeu_ps(p, v); }
@@ -51,7 +51,7 @@ V vi quad(const int8_t *q)
 }
 
 /* The weight plus 128 is the unsigned operand, so 128 · Σ inputs is taken off from the start. */
-V vi q8_start(const clb_record *x, uint32_t start, uint32_t end)
+V q8sum q8_start(const clb_record *x, uint32_t start, uint32_t end)
 {
     uint32_t inputs = 0;
     for (uint32_t g = start / CLB_WEIGHT_GROUP; g < clb_ceil(end, CLB_WEIGHT_GROUP); ++g) {
@@ -59,18 +59,20 @@ V vi q8_start(const clb_record *x, uint32_t start, uint32_t end)
     }
     return words((int32_t)(0u - 128u * inputs));
 }
-V vi q8_weights(vi weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8(-128)); }
-V q8 q8_input(const int8_t *q) { return quad(q); }
-V vi q8_dot(vi sum, vi weights, q8 x)
+V q8w q8_weights(vi weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8(-128)); }
+V q8x q8_input(const int8_t *q) { return quad(q); }
+V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
 {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(x)); /* gcc copies registers around the intrinsic */
     return sum;
 }
 
-V vi q4_start(int32_t inputs) { return words((int32_t)(0u - 8u * (uint32_t)inputs)); }
-V vi q4_input(const int8_t *q) { return quad(q); }
-V vi q4_dot(vi sum, vi nibbles, vi x) { return q8_dot(sum, nibbles, x); }
-V vi q4_end(vi sum, int32_t inputs)
+V vi q8_end(q8sum sum) { return sum; }
+
+V q4sum q4_start(int32_t inputs) { return words((int32_t)(0u - 8u * (uint32_t)inputs)); }
+V q4x q4_input(const int8_t *q) { return quad(q); }
+V q4sum q4_dot(q4sum sum, vi nibbles, q4x x) { return q8_dot(sum, nibbles, x); }
+V vi q4_end(q4sum sum, int32_t inputs)
 {
     (void)inputs;
     return sum;

@@ -4,12 +4,14 @@
  * The including file says what a vector is: WIDE blocks of 8 output rows, `stride` bytes apart (0 where only one is left,
  * whose copy is then computed and dropped).
  *   vf, vi                  WIDE × 8 floats, int32
+ *   q8w q8x q8sum q4x q4sum     weights, inputs and sums of the integer products in whatever form suits the machine
  *   load store zero add mul broadcast(const float *) to_float(vi)
  *   f32_at f16_at(p, stride)    weights of one input, as floats
  *   bytes_at(p, stride)         32 bytes a block: 4 inputs × 8 rows
  *   byte_of(vi, i)              input i of the four, as floats
- *   q8_start(x, group) q8_weights(vi) q8_input(q) q8_dot(sum, weights, input)    int8: exact sums of a group
- *   q4_start(sum) q4_input(q) q4_dot(acc, nibbles, input) q4_end(acc, sum)      int4: of 32 inputs; nibbles are weight + 8
+ *   q8_start(x, start, end) q8_weights(vi) q8_input(q) q8_dot(sum, weights, input) q8_end(sum)    int8: exact sums
+ *   q4_start(inputs) q4_input(q) q4_dot(sum, nibbles, input) q4_end(sum, inputs)    int4: of 32 inputs whose sum is
+ *                               `inputs`; nibbles are weight + 8
  *   low_nibbles(vi) high_nibbles(vi)
  *   COVER(TILE)                 the shapes of tiles, by SHAPE(TILE, rows, vectors); COVER_INT4 likewise */
 #if defined(__clang__)
@@ -95,9 +97,9 @@ INLINE void float_tile(enum format format, const uint8_t *w, size_t stride, uint
 INLINE void int8_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_record *x, uint32_t rows,
                       uint32_t start, uint32_t end, totals *total)
 {
-    vi sum[MOST_VECTORS][CLB_TILE];
+    q8sum sum[MOST_VECTORS][CLB_TILE];
     UNROLL for (uint32_t r = 0; r < rows; ++r) {
-        const vi first = q8_start(&x[r], start, end);
+        const q8sum first = q8_start(&x[r], start, end);
         UNROLL for (uint32_t v = 0; v < vectors; ++v) {
             sum[v][r] = first;
         }
@@ -106,12 +108,12 @@ INLINE void int8_tile(const uint8_t *w, size_t stride, uint32_t vectors, const c
         if (rows == 1 && k % 8 == 0) {
             prefetch(w + 32 + (size_t)k * CLB_LANES, stride, vectors);
         }
-        vi weight[MOST_VECTORS];
+        q8w weight[MOST_VECTORS];
         UNROLL for (uint32_t v = 0; v < vectors; ++v) {
             weight[v] = q8_weights(bytes_at(w + v * WIDE * stride + 32 + (size_t)k * CLB_LANES, stride));
         }
         UNROLL for (uint32_t r = 0; r < rows; ++r) {
-            const q8 input = q8_input(x[r].q + k);
+            const q8x input = q8_input(x[r].q + k);
             UNROLL for (uint32_t v = 0; v < vectors; ++v) {
                 sum[v][r] = q8_dot(sum[v][r], weight[v], input);
             }
@@ -120,7 +122,7 @@ INLINE void int8_tile(const uint8_t *w, size_t stride, uint32_t vectors, const c
     UNROLL for (uint32_t r = 0; r < rows; ++r) {
         const vf scale = broadcast(x[r].scale + start / CLB_ACTIVATION_GROUP);
         UNROLL for (uint32_t v = 0; v < vectors; ++v) {
-            add_total(total[r] + v * WIDE * CLB_LANES, mul(to_float(sum[v][r]), scale));
+            add_total(total[r] + v * WIDE * CLB_LANES, mul(to_float(q8_end(sum[v][r])), scale));
         }
     }
 }
@@ -150,7 +152,7 @@ INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, const c
             }
             UNROLL for (uint32_t r = 0; r < rows; ++r) {
                 const int8_t *q = x[r].q + (size_t)g * CLB_WEIGHT_GROUP;
-                vi sum = q4_start(x[r].sum[g]);
+                q4sum sum = q4_start(x[r].sum[g]);
                 UNROLL for (uint32_t c = 0; c < 4; ++c) {
                     sum = q4_dot(sum, low[c], q4_input(q + c * 4));
                     sum = q4_dot(sum, high[c], q4_input(q + 16 + c * 4));

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+
+import numpy as np
 
 from colibri import spec
-from colibri.program import Program
+from colibri.program import Op, Program
 
 _EMBED_LIMIT = 4 << 20  # bytes; above, a C array takes compilers minutes and gigabytes
 
@@ -56,7 +59,69 @@ def header(program: Program, image: bytes) -> str:
 
 
 def source(program: Program, image: bytes) -> str:
-    """The text of model.c; a model too large for a C array is pulled in from model.bin by the assembler."""
+    """The text of model.c: the model's bytes, and under COLIBRI_GENERATED its program as code."""
+    return _bytes(program, image) + "\n" + _generated(program, image)
+
+
+def _generated(program: Program, image: bytes) -> str:
+    """The program as straight-line calls of the engine's kernels, for firmware that carries only what it uses."""
+    ops = [*program.ops, *program.expert_ops]
+    unary = {spec.UNARY.index(f) for op in ops for f in _functions(op)}
+    binary = {spec.BINARY.index(op.func) for op in ops if op.code == "map2"}
+    products, quantized = (
+        {spec.LAYOUTS.index(op.w0.layout) for op in ops if op.code == code and op.w0} for code in ("linear", "linear_q")
+    )
+    header = np.frombuffer(image[: spec.HEADER.bytes], spec.HEADER.dtype)[0]
+    lines = [
+        "#if defined(COLIBRI_GENERATED) /* compile with -I of the engine's src and link libcolibri.a */",
+        *(f"#define CLB_USED_{name} {sum(1 << n for n in used):#x}ull" for name, used in
+          (("UNARY", unary), ("BINARY", binary), ("PRODUCTS", products), ("PRODUCTS_Q", quantized))),
+        f"#define CLB_USED_RESIDUAL {int(any(op.w2 for op in ops))}",
+        f"#define MODEL_OPS_OFFSET {int(header['ops_offset'])}",
+        '#include "generated.h"', "",
+    ]  # fmt: skip
+    first = len(program.ops)
+    programs = sorted({(expert.layer, expert.first_op, expert.ops) for expert in program.experts})
+    for layer in range(len(program.layers)):
+        lines += [f"static void expert_{layer}(const clb_expert *expert, uint32_t count, const clb_frame *frame)", "{"]
+        mine = [(start, count) for number, start, count in programs if number == layer]
+        if len(mine) > 1:
+            lines.append("    switch (expert->first_op) {")
+            for start, count in mine:
+                lines += [f"    case {first + start}:", *_calls(ops, first + start, count, "count", "        "),
+                          "        break;"]  # fmt: skip
+            lines.append("    }")
+        else:
+            lines += ["    (void)expert;", *_calls(ops, first + mine[0][0], mine[0][1], "count", "    ")]
+        lines += ["}", ""]
+    lines += ["static void program(const clb_model *model, uint32_t samples, const clb_frame *frame)", "{",
+              *(["    (void)model;"] if not program.layers else []), *_calls(ops, 0, first, "samples", "    "),
+              "}", "#endif", ""]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _functions(op: Op) -> list[str]:
+    """The elementwise functions an operation needs."""
+    used = [op.func] if op.code in ("linear", "linear_q", "map1") else []
+    return [f for f in (*used, op.before) if f != "identity"]
+
+
+def _calls(ops: Sequence[Op], first: int, count: int, samples: str, indent: str) -> list[str]:
+    """A call for each of `count` operations from `first` on."""
+    calls = []
+    for n, op in enumerate(ops[first : first + count], first):
+        if op.code == "moe":
+            call = f"clb_run_moe(model, OP({n}), expert_{op.layer}, {samples}, frame);"
+        elif op.code in ("linear", "linear_q"):
+            call = f"clb_run_linear(OP({n}), {samples}, frame);"
+        else:
+            call = f"clb_run_rows(clb_{op.code}, OP({n}), {samples}, frame);"
+        calls.append(f"{indent}{call} /* {_comment(op.comment)} */")
+    return calls
+
+
+def _bytes(program: Program, image: bytes) -> str:
+    """The model's bytes; a model too large for a C array is pulled in from model.bin by the assembler."""
     head = (
         f"/* {_comment(program.name)}: the model. Written by colibri {spec.VERSION}; do not edit. */\n"
         '#include "model.h"\n\n'

@@ -1,0 +1,97 @@
+/* Rows of operands: where they are, in tiles for the kernels, and an operation that computes each by itself. */
+#include "internal.h"
+
+static float *token_at(const clb_routed *r, int out, size_t position)
+{
+    const uint32_t choice = r->order[position];
+    if (!out) {
+        return clb_row_of(&r->op->a, r->x, r->op->rows, choice / r->k);
+    }
+    return r->k == 1 ? clb_row_of(&r->op->out, r->y, r->op->rows, choice) : r->y + (size_t)choice * r->d_out;
+}
+
+/* Row `row` of sample `sample` of an operand; `constant` is the tensor it reads where its space is `const`. */
+static const float *locate(const clb_operand *v, const clb_frame *f, const float *constant, size_t sample, size_t row)
+{
+    const float *base;
+    switch (v->space) {
+    case CLB_SPACE_ARENA: base = (const float *)(const void *)f->arena; break;
+    case CLB_SPACE_INPUT: base = f->input; break;
+    case CLB_SPACE_OUTPUT: base = f->output; break;
+    case CLB_SPACE_CONST: base = constant; break;
+    case CLB_SPACE_TOKEN_IN:
+    case CLB_SPACE_TOKEN_OUT: base = token_at(f->routed, v->space == CLB_SPACE_TOKEN_OUT, sample); break;
+    default: return NULL;
+    }
+    return base + v->offset / sizeof(float) + sample * v->sample_stride + row * v->row_stride;
+}
+
+const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number)
+{
+    return number == CLB_NONE ? NULL : frame->weights + frame->tensors[number].offset;
+}
+
+void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame *frame, uint32_t *sample, uint32_t *row,
+                   clb_tile *tile)
+{
+    uint32_t n = 0;
+    for (; n < CLB_TILE && *sample < samples; ++n) {
+        tile->a[n] = locate(&op->a, frame, tile->w0, *sample, *row);
+        tile->b[n] = op->b.space == CLB_SPACE_NONE ? NULL : locate(&op->b, frame, tile->w1, *sample, *row);
+        tile->out[n] = (float *)(uintptr_t)locate(&op->out, frame, NULL, *sample, *row);
+        if (++*row == op->rows) {
+            *row = 0;
+            ++*sample;
+        }
+    }
+    tile->rows = tile->computed = n;
+    if (n % 4 == 3) { /* four at once take less time than two and one */
+        tile->a[n] = tile->a[n - 1];
+        tile->computed = n + 1;
+    }
+}
+
+typedef struct {
+    const clb_op *op;
+    const clb_frame *frame;
+    clb_kernel *kernel;
+    uint32_t samples;
+    size_t rows; /* a task takes */
+} row_task;
+
+/* Task `index` of an operation that computes every row by itself. */
+static void run_rows(void *arg, uint32_t index)
+{
+    const row_task *t = arg;
+    const size_t first = index * t->rows, all = (size_t)t->samples * t->op->rows;
+    const size_t end = all - first < t->rows ? all : first + t->rows;
+    uint32_t sample = (uint32_t)(first / t->op->rows), row = (uint32_t)(first % t->op->rows);
+    clb_tile tile;
+    tile.w0 = (const float *)(const void *)clb_tensor_at(t->frame, t->op->w0);
+    tile.w1 = (const float *)(const void *)clb_tensor_at(t->frame, t->op->w1);
+    tile.kernels = t->frame->ctx->kernels;
+    for (size_t at = first; at < end; at += CLB_TILE) {
+        clb_next_tile(t->op, t->samples, t->frame, &sample, &row, &tile);
+        t->kernel(t->op, &tile);
+    }
+}
+
+void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t samples, const clb_frame *frame)
+{
+    enum { TASK_FLOATS = 1 << 12 }; /* below, handing work to threads costs more than it saves */
+    const size_t all = (size_t)samples * op->rows;
+    row_task task = {.op = op, .frame = frame, .kernel = kernel, .samples = samples, .rows = all};
+    uint64_t floats = 1; /* of a row; sizes that count nothing are 0 */
+    for (int axis = 0; axis < 4; ++axis) {
+        floats *= op->dims[axis] != 0 ? op->dims[axis] : 1;
+    }
+    if (frame->ctx->parallel != NULL && floats <= CLB_LIMIT) {
+        const size_t tiles = (size_t)(TASK_FLOATS / (floats * CLB_TILE));
+        task.rows = (tiles != 0 ? tiles : 1) * CLB_TILE;
+    }
+    if (all > task.rows) {
+        frame->ctx->parallel(frame->ctx->parallel_user, run_rows, &task, (uint32_t)((all + task.rows - 1) / task.rows));
+    } else {
+        run_rows(&task, 0);
+    }
+}

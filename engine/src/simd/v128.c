@@ -1,0 +1,265 @@
+/* Every target with 128-bit vectors, in the compiler's own vector types: NEON, RISC-V V (fixed at 128 bits, so that any
+ * vector length will do), Helium, WebAssembly SIMD. A vector is one block of 8 output rows, in two halves; only the integer
+ * products differ. */
+#include "../internal.h"
+
+#if defined(__ARM_FEATURE_DOTPROD)
+#define TABLE clb_kernels_neon_dot
+#define NAME "neon-dot"
+#elif defined(__aarch64__)
+#define TABLE clb_kernels_neon
+#define NAME "neon"
+#elif defined(__riscv_vector)
+#define TABLE clb_kernels_rvv
+#define NAME "rvv"
+#elif defined(__wasm_simd128__)
+#define TABLE clb_kernels_wasm
+#define NAME "wasm"
+#elif defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 2)
+#define TABLE clb_kernels_helium
+#define NAME "helium"
+#endif
+
+#if defined(TABLE)
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include "../panel.h"
+#include "../vector.h"
+
+#define WIDE 1
+#define V static inline __attribute__((always_inline))
+#define BOTH for (int h = 0; h < 2; ++h)
+
+#if defined(__ARM_FEATURE_MVE) /* its float vectors flush denormals: a float goes alone, through the scalar unit */
+typedef struct {
+    float lane[4];
+} floats;
+#else
+typedef float floats __attribute__((vector_size(16)));
+#endif
+typedef int32_t words __attribute__((vector_size(16)));
+typedef uint32_t bits __attribute__((vector_size(16)));
+
+typedef struct {
+    floats half[2];
+} vf;
+typedef struct {
+    words half[2];
+} vi;
+
+V vf load(const float *p)
+{
+    vf v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+V void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
+#if defined(__ARM_FEATURE_MVE)
+#define EACH_LANE(expression)                                                                                          \
+    vf r;                                                                                                              \
+    BOTH {                                                                                                             \
+        for (int i = 0; i < 4; ++i) {                                                                                  \
+            r.half[h].lane[i] = (expression);                                                                          \
+        }                                                                                                              \
+    }                                                                                                                  \
+    return r
+V vf zero(void) { EACH_LANE(0.0f); }
+V vf broadcast(const float *p) { EACH_LANE(*p); }
+V vf add(vf a, vf b) { EACH_LANE(a.half[h].lane[i] + b.half[h].lane[i]); }
+V vf mul(vf a, vf b) { EACH_LANE(a.half[h].lane[i] * b.half[h].lane[i]); }
+V vf to_float(vi v) { EACH_LANE((float)v.half[h][i]); }
+#else
+V vf zero(void) { return (vf){{{0}, {0}}}; }
+V vf broadcast(const float *p)
+{
+    const floats x = {*p, *p, *p, *p};
+    return (vf){{x, x}};
+}
+V vf add(vf a, vf b) { return (vf){{a.half[0] + b.half[0], a.half[1] + b.half[1]}}; }
+V vf mul(vf a, vf b) { return (vf){{a.half[0] * b.half[0], a.half[1] * b.half[1]}}; }
+V vf to_float(vi v)
+{
+    return (vf){{__builtin_convertvector(v.half[0], floats), __builtin_convertvector(v.half[1], floats)}};
+}
+#endif
+V vi same(int32_t n)
+{
+    const words w = {n, n, n, n};
+    return (vi){{w, w}};
+}
+
+V vf f32_at(const uint8_t *p, size_t stride)
+{
+    (void)stride;
+    return load((const float *)(const void *)p);
+}
+
+V vf f16_at(const uint8_t *p, size_t stride)
+{
+    (void)stride;
+    vf v;
+    BOTH {
+#if defined(__ARM_FEATURE_MVE)
+        for (int i = 0; i < 4; ++i) {
+            uint16_t half;
+            memcpy(&half, p + h * 8 + i * 2, sizeof half);
+            v.half[h].lane[i] = clb_half(half);
+        }
+#elif defined(__aarch64__)
+        v.half[h] = (floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *)(const void *)p + h * 4)));
+#else /* as clb_half has it */
+        typedef uint16_t halves __attribute__((vector_size(8)));
+        halves packed;
+        memcpy(&packed, p + h * 8, sizeof packed);
+        const bits wide = __builtin_convertvector(packed, bits), rest = (wide & 0x7FFFu) << 13;
+        const bits finite = (bits)((floats)rest * 0x1p112f), special = (bits)(rest >= 0x0F800000u);
+        v.half[h] = (floats)((wide & 0x8000u) << 16 | (special & (rest | 0x7F800000u)) | (~special & finite));
+#endif
+    }
+    return v;
+}
+
+V vi bytes_at(const uint8_t *p, size_t stride)
+{
+    (void)stride;
+    vi v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+V words byte_in(words four, int i) { return (words)((bits)four << (24 - 8 * i)) >> 24; }
+
+V vf byte_of(vi four, int i)
+{
+    return to_float((vi){{byte_in(four.half[0], i), byte_in(four.half[1], i)}});
+}
+
+V vi low_nibbles(vi both) { return (vi){{both.half[0] & 0x0F0F0F0F, both.half[1] & 0x0F0F0F0F}}; }
+V vi high_nibbles(vi both)
+{
+    return (vi){{(words)((bits)both.half[0] >> 4) & 0x0F0F0F0F, (words)((bits)both.half[1] >> 4) & 0x0F0F0F0F}};
+}
+
+#if defined(__ARM_FEATURE_DOTPROD)
+
+typedef vi q8w, q8sum, q4sum;
+typedef int8x16_t q8x, q4x;
+
+V q8x q8_input(const int8_t *q)
+{
+    int32_t four;
+    memcpy(&four, q, sizeof four);
+    return vreinterpretq_s8_s32(vdupq_n_s32(four));
+}
+V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
+{
+    BOTH {
+        sum.half[h] = (words)vdotq_s32((int32x4_t)sum.half[h], (int8x16_t)weights.half[h], x);
+    }
+    return sum;
+}
+V q8w q8_weights(vi weights) { return weights; }
+V vi q8_end(q8sum sum) { return sum; }
+V q4sum q4_dot(q4sum sum, vi nibbles, q4x x) { return q8_dot(sum, nibbles, x); }
+V vi q4_total(q4sum sum) { return sum; }
+
+#elif defined(__aarch64__)
+
+typedef vi q8w;
+typedef int8x16_t q8x, q4x;
+typedef struct {
+    int32x4_t pair[4]; /* of rows, each as two parts */
+} q8sum;
+typedef q8sum q4sum;
+
+V q8x q8_input(const int8_t *q)
+{
+    int32_t four;
+    memcpy(&four, q, sizeof four);
+    return vreinterpretq_s8_s32(vdupq_n_s32(four));
+}
+V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
+{
+    BOTH {
+        const int8x16_t w = (int8x16_t)weights.half[h];
+        sum.pair[2 * h] = vpadalq_s16(sum.pair[2 * h], vmull_s8(vget_low_s8(w), vget_low_s8(x)));
+        sum.pair[2 * h + 1] = vpadalq_s16(sum.pair[2 * h + 1], vmull_high_s8(w, x));
+    }
+    return sum;
+}
+V q8w q8_weights(vi weights) { return weights; }
+V vi q8_end(q8sum sum)
+{
+    return (vi){{(words)vpaddq_s32(sum.pair[0], sum.pair[1]), (words)vpaddq_s32(sum.pair[2], sum.pair[3])}};
+}
+V q4sum q4_dot(q4sum sum, vi nibbles, q4x x) { return q8_dot(sum, nibbles, x); }
+V vi q4_total(q4sum sum) { return q8_end(sum); }
+
+#else /* 32-bit products of bytes taken apart */
+
+typedef struct {
+    vi input[4];
+} q8w;
+typedef vi q8sum, q4sum;
+typedef const int8_t *q8x, *q4x;
+
+V q8x q8_input(const int8_t *q) { return q; }
+V q8w q8_weights(vi weights)
+{
+    q8w w;
+    for (int i = 0; i < 4; ++i) {
+        w.input[i] = (vi){{byte_in(weights.half[0], i), byte_in(weights.half[1], i)}};
+    }
+    return w;
+}
+V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
+{
+    for (int i = 0; i < 4; ++i) {
+        BOTH {
+            sum.half[h] += weights.input[i].half[h] * x[i];
+        }
+    }
+    return sum;
+}
+V vi q8_end(q8sum sum) { return sum; }
+V q4sum q4_dot(q4sum sum, vi nibbles, q4x x) { return q8_dot(sum, q8_weights(nibbles), x); }
+V vi q4_total(q4sum sum) { return sum; }
+
+#endif
+
+V q8sum q8_start(const clb_record *x, uint32_t start, uint32_t end)
+{
+    (void)x, (void)start, (void)end;
+    q8sum sum;
+    memset(&sum, 0, sizeof sum);
+    return sum;
+}
+V q4sum q4_start(int32_t inputs)
+{
+    (void)inputs;
+    return q8_start(NULL, 0, 0);
+}
+V q4x q4_input(const int8_t *q) { return q8_input(q); }
+V vi q4_end(q4sum sum, int32_t inputs)
+{
+    const vi total = q4_total(sum), offset = same((int32_t)((uint32_t)inputs << 3));
+    return (vi){{total.half[0] - offset.half[0], total.half[1] - offset.half[1]}};
+}
+
+#if defined(__aarch64__)
+#define COVER(TILE) SHAPE(TILE, 4, 2) SHAPE(TILE, 2, 4) SHAPE(TILE, 1, 4)
+#elif CLB_PANEL > 1
+#define COVER(TILE) SHAPE(TILE, 2, 2) SHAPE(TILE, 1, 4)
+#else
+#define COVER(TILE) SHAPE(TILE, 2, 1) SHAPE(TILE, 1, 1)
+#endif
+#define COVER_INT4 COVER
+
+#include "tile.h"
+
+const clb_kernels TABLE = KERNELS(NAME);
+
+#endif

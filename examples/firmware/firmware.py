@@ -1,0 +1,143 @@
+"""Builds the smart-meter firmware for an emulated board, runs it there, and says what it takes.
+
+    python examples/firmware/firmware.py [--dtype int8] [--board cortex-m7]
+
+Needs the cross compiler that `colibri targets` names, and QEMU's system emulators.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from colibri import engine, exporter, targets, toolchain
+from colibri.frontends.architecture import from_architecture
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "smart_meter"))
+import data  # noqa: E402
+
+ROWS = 48  # a day of forecasts
+
+
+@dataclass(frozen=True)
+class Board:
+    """An emulated board: which target it is, the emulator's command, where its memories are, and its clock."""
+
+    target: str
+    emulator: tuple[str, ...]
+    flash: int = 0
+    ram: int = 0x20000000
+    mhz: int = 25
+
+
+BOARDS = {
+    board.target: board
+    for board in (
+        Board("cortex-m3", ("qemu-system-arm", "-M", "mps2-an385")),
+        Board("cortex-m4", ("qemu-system-arm", "-M", "mps2-an386")),
+        Board("cortex-m7", ("qemu-system-arm", "-M", "mps2-an500")),
+        Board("cortex-m55", ("qemu-system-arm", "-M", "mps3-an547"), 0x10000000, 0x30000000, 32),
+        Board("rv32imc", ("qemu-system-riscv32", "-M", "virt", "-bios", "none"), 0x80000000, 0x80400000),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Bytes of the linked image, and instructions of the costliest forecast of a day."""
+
+    flash: int
+    model: int
+    ram: int
+    instructions: int
+
+
+def export(dtype: str) -> tuple[exporter.Export, np.ndarray]:
+    """The trained model in a format, calibrated on the validation week, and a day of rows to forecast."""
+    demand = data.load()
+    rows = data.split(demand, data.VALIDATION).features
+    graph = from_architecture(HERE.parent / "smart_meter/checkpoint.safetensors")
+    how = exporter.Quantization(dtype)
+    return exporter.build(graph, quantization=how, calibration=[rows], expert_align=64), data.split(
+        demand, data.TEST
+    ).features[:ROWS]
+
+
+def link(made: exporter.Export, rows: np.ndarray, board: Board, folder: Path, program: str = "main.c") -> Path:
+    """The firmware as an ELF file in `folder`, engine, model and rows included; `program` is one of this directory."""
+    target = targets.find(board.target)
+    exporter.write(made, folder)
+    text = ",\n".join("{" + ", ".join(f"{float(x).hex()}f" for x in row) + "}" for row in rows)
+    (folder / "rows.h").write_text(f"#define ROWS {len(rows)}\nstatic const float rows[ROWS][{rows.shape[1]}] = {{\n{text}}};\n")
+    built = toolchain.build(folder, folder / "build", target=board.target)
+    start = HERE / ("board_riscv.c" if board.target.startswith("rv") else "board_cortex_m.c")
+    image = folder / "firmware.elf"
+    command = [
+        target.compiler, *target.flags, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-ffunction-sections", "-nostartfiles",
+        f"-DBOARD_MHZ={board.mhz}", f"-I{toolchain.engine_directory() / 'include'}", f"-I{folder}",
+        str(HERE / program), str(start), str(built.model_object), str(built.static_library), "-lm",
+        "-T", str(HERE / "board.ld"), f"-Wl,--defsym=flash_at={board.flash:#x},--defsym=ram_at={board.ram:#x}",
+        "-Wl,--gc-sections", "-o", str(image),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return image
+
+
+def run(image: Path, board: Board) -> str:
+    """What the firmware prints on its emulated board; raises SystemExit where it fails."""
+    command = [*board.emulator, "-icount", "shift=0", "-nographic", "-monitor", "none", "-serial", "none",
+               "-semihosting-config", "enable=on,target=native", "-kernel", str(image)]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise SystemExit(f"the firmware ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr  # semihosting writes to stderr
+
+
+def expected_digest(made: exporter.Export, rows: np.ndarray) -> int:
+    """FNV-1a over the bytes of the outputs, as the engine computes them on this machine."""
+    digest = 2166136261
+    for byte in np.ascontiguousarray(engine.load(made.image)(rows), "<f4").tobytes():
+        digest = (digest ^ byte) * 16777619 & 0xFFFFFFFF
+    return digest
+
+
+def measure(dtype: str, board: Board, folder: Path) -> Figures:
+    """Build, run, compare with this machine; raises SystemExit where anything differs."""
+    made, rows = export(dtype)
+    image = link(made, rows, board, folder)
+    printed = {n: int(v, 16) for n, v in re.findall(r"^(\w+) (0x[0-9a-f]{8})$", run(image, board), re.M)}
+    if printed.get("selftest") != 0 or printed.get("digest") != expected_digest(made, rows):
+        raise SystemExit(f"{board.target}, {dtype}: the firmware's answers are not this machine's: {printed}")
+    sections = dict(toolchain.sections(image))
+    flash = sum(sections.get(name, 0) for name in (".text", ".rodata", ".ARM.exidx", ".data"))
+    rows_bytes = rows.nbytes  # the example's own data, not the meter's
+    return Figures(flash - rows_bytes, len(made.image), sections.get(".data", 0) + sections.get(".bss", 0), printed["instructions"])
+
+
+def main() -> None:
+    """Print a table of the chosen boards and formats."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--board", nargs="+", default=["cortex-m7"], choices=BOARDS)
+    parser.add_argument("--dtype", nargs="+", default=["fp32", "int8"], choices=["fp32", "fp16", "int8", "int4"])
+    options = parser.parse_args()
+    table = Table("board", "weights", "flash", "of it the model", "RAM", "instructions of a forecast", box=None)
+    for name in options.board:
+        for dtype in options.dtype:
+            f = measure(dtype, BOARDS[name], Path("build/firmware") / f"{name}-{dtype}")
+            table.add_row(name, dtype, *(f"{n:,}" for n in (f.flash, f.model, f.ram, f.instructions)))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""The smart-meter firmware on emulated boards: this machine's answers, and sizes and instructions that do not grow.
+
+After a change that is meant, `python -m tests.cross.test_firmware` writes firmware.json and the table in
+examples/firmware/README.md anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from colibri import targets
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/firmware"
+sys.path.insert(0, str(EXAMPLE))
+
+import firmware  # noqa: E402
+
+TABLE = Path(__file__).with_name("firmware.json")
+GROWTH = 1.02
+DTYPES = ("fp32", "int8")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", firmware.BOARDS)
+def test_firmware_answers_as_this_machine_does_and_does_not_grow(name: str, dtype: str, tmp_path: Path) -> None:
+    for tool in (targets.TARGETS[name].compiler, firmware.BOARDS[name].emulator[0]):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    known = json.loads(TABLE.read_text(encoding="utf-8"))[f"{name} {dtype}"]
+    found = asdict(firmware.measure(dtype, firmware.BOARDS[name], tmp_path))
+    for what, value in found.items():
+        assert value <= GROWTH * known[what], f"{what}: {value}, {known[what]} before"
+
+
+@pytest.mark.parametrize("name", ["cortex-m4", "cortex-m7"])
+def test_forecasts_interrupted_by_forecasts_keep_every_bit(name: str, tmp_path: Path) -> None:
+    for tool in (targets.TARGETS[name].compiler, firmware.BOARDS[name].emulator[0]):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    made, rows = firmware.export("int8")
+    image = firmware.link(made, rows, firmware.BOARDS[name], tmp_path, "reentrancy.c")
+    assert "reentrant" in firmware.run(image, firmware.BOARDS[name])
+
+
+def test_the_documented_table_is_the_measured_one() -> None:
+    assert documented(json.loads(TABLE.read_text(encoding="utf-8"))) in (EXAMPLE / "README.md").read_text("utf-8")
+
+
+def documented(table: dict[str, dict[str, int]]) -> str:
+    """The table as examples/firmware/README.md has it."""
+    lines = ["| core | weights | flash | of it the model | RAM | instructions |", "|---|---|---:|---:|---:|---:|"]
+    for key, f in table.items():
+        name, dtype = key.split()
+        lines.append(f"| {name} | {dtype} | {f['flash']:,} | {f['model']:,} | {f['ram']:,} | {f['instructions']:,} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    rows = {}
+    for board in firmware.BOARDS:
+        for kind in DTYPES:
+            with tempfile.TemporaryDirectory() as place:
+                rows[f"{board} {kind}"] = asdict(firmware.measure(kind, firmware.BOARDS[board], Path(place)))
+    TABLE.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    readme = EXAMPLE / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    readme.write_text(re.sub(r"\| core .*?(?=\n\n)", documented(rows), text, flags=re.S), encoding="utf-8")
+    print(documented(rows))

@@ -1,0 +1,50 @@
+"""model.c with its program as code gives the generic engine's bits, and carries only what the model uses."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from colibri import engine, exporter, toolchain
+from tests.engine.conftest import GRAPHS, HERE, MAX_BATCH, Build, compile_c, compiler, example, packed, random_rows
+
+
+def link(export: exporter.Export, folder: Path, archive: Path, *flags: str) -> Path:
+    """A program of the generated code and the archive."""
+    exporter.write(export, folder)
+    sources = [HERE / "generated.c", folder / "model.c", archive]
+    return compile_c(compiler("gcc"), folder / "program", sources, "-std=gnu11", "-O2", "-DCOLIBRI_GENERATED", f"-I{folder}",
+                     *toolchain.generated_flags(), "-Wl,--gc-sections", "-Wno-unused-function", *flags)  # fmt: skip
+
+
+@pytest.mark.parametrize("vectors", ["", "-mavx2 -mf16c"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_generated_code_gives_the_generic_engines_bits(name: str, vectors: str, gcc_build: Build, tmp_path: Path) -> None:
+    if vectors and "avx2" not in engine.KERNELS:
+        pytest.skip("this machine has no avx2")
+    export = example(name)
+    program = link(export, tmp_path, gcc_build.archive, *vectors.split())
+    rows = random_rows(export, MAX_BATCH)
+    done = subprocess.run([program, str(MAX_BATCH)], input=packed(rows), capture_output=True, check=False)
+    assert done.returncode == 0
+    want = engine.load(export.image)(*rows)
+    assert done.stdout == packed(list(want) if isinstance(want, tuple) else [want])
+
+
+def symbols(program: Path) -> set[str]:
+    lines = subprocess.run(["nm", program], capture_output=True, text=True, check=True).stdout.splitlines()
+    return {line.split()[-1] for line in lines}
+
+
+def test_only_what_the_model_uses_is_linked(gcc_build: Build, tmp_path: Path) -> None:
+    if shutil.which("nm") is None:
+        pytest.skip("nm is not installed")
+    found = symbols(link(example("top1"), tmp_path, gcc_build.archive))
+    assert {"colibri_forward", "clb_run_moe", "product_f32"} <= found
+    unused = {"clb_validate", "clb_softmax", "clb_layernorm", "clb_reduce", "product_q_i8", "product_q_i4", "quantize",
+              "residual", "product_f16", "clb_kernels_avx2", "clb_kernels_at"}  # fmt: skip
+    assert not found & unused
