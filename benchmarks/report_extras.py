@@ -15,8 +15,8 @@ all of a mapped file was touched."""
 _TAILS_NOTE = """Weights from Student's t, heavy-tailed as trained ones are: relative error (‖Δ‖ / ‖exact‖) of a K × K
 matrix with a scale a row (*plain*) and with the sparse residual E besides, and of the output of a gated expert made of
 such matrices. No calibration: all inputs count alike."""
-_SPEED_NOTE = """Speed with E in C, one thread, beside Colibri's fp16 in C and, from Python, the nearest peer to 8 bits with
-a scale for each group of 32: time, time ÷ that of int8 with E, error."""
+_SPEED_NOTE = """Speed with E in C, one thread, beside Colibri's fp16 in C and, from Python, the nearest peer to 8 bits
+with a scale for each group of 32: time, time ÷ that of int8 with E, error."""
 GROUPED = "ort-loop-n8"  # the nearest peer to 8 bits with a scale for each group
 
 

@@ -33,7 +33,10 @@ INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "elementwise": ((), _VECTOR),
     "linear": ((), ("panel", "residual", "unary")),
     **{table: ((), _PRODUCTS) for table in ("plain", "avx2", "avx512", "v128")},
-    "rows": ((), tuple(f"clb_{op}" for op in ("quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce"))),
+    "rows": (
+        (),
+        tuple(f"clb_{op}" for op in ("quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce")),
+    ),
     "routing": (("score_table",), ()),
     "moe": ((), ("mix", "compare_routes", "run_expert")),
 }

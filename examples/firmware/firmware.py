@@ -77,7 +77,9 @@ def link(made: exporter.Export, rows: np.ndarray, board: Board, folder: Path, pr
     target = targets.find(board.target)
     exporter.write(made, folder)
     text = ",\n".join("{" + ", ".join(f"{float(x).hex()}f" for x in row) + "}" for row in rows)
-    (folder / "rows.h").write_text(f"#define ROWS {len(rows)}\nstatic const float rows[ROWS][{rows.shape[1]}] = {{\n{text}}};\n")
+    (folder / "rows.h").write_text(
+        f"#define ROWS {len(rows)}\nstatic const float rows[ROWS][{rows.shape[1]}] = {{\n{text}}};\n"
+    )
     built = toolchain.build(folder, folder / "build", target=board.target)
     start = HERE / ("board_riscv.c" if board.target.startswith("rv") else "board_cortex_m.c")
     image = folder / "firmware.elf"
@@ -122,7 +124,9 @@ def measure(dtype: str, board: Board, folder: Path) -> Figures:
     sections = dict(toolchain.sections(image))
     flash = sum(sections.get(name, 0) for name in (".text", ".rodata", ".ARM.exidx", ".data"))
     rows_bytes = rows.nbytes  # the example's own data, not the meter's
-    return Figures(flash - rows_bytes, len(made.image), sections.get(".data", 0) + sections.get(".bss", 0), printed["instructions"])
+    return Figures(
+        flash - rows_bytes, len(made.image), sections.get(".data", 0) + sections.get(".bss", 0), printed["instructions"]
+    )
 
 
 def main() -> None:

@@ -105,7 +105,9 @@ def test_every_certificate_holds_in_webassembly(simd: bool, tmp_path: Path) -> N
           "-Wl,--export=run", "-Wl,--export=__heap_base", f"-I{size.ENGINE / 'include'}", f"-I{size.ENGINE / 'src'}",
           f"-I{HERE / 'wasm'}", str(HERE / "wasm/run.c"), *sources, "-o", "engine.wasm"], tmp_path)  # fmt: skip
     store = wasmtime.Store()
-    exports = wasmtime.Instance(store, wasmtime.Module.from_file(store.engine, str(tmp_path / "engine.wasm")), []).exports(store)
+    exports = wasmtime.Instance(
+        store, wasmtime.Module.from_file(store.engine, str(tmp_path / "engine.wasm")), []
+    ).exports(store)
     memory, base = exports["memory"], exports["__heap_base"].value(store)
     for name, image in images().items():
         header = np.frombuffer(image[: spec.HEADER.bytes], spec.HEADER.dtype)[0]
@@ -116,5 +118,7 @@ def test_every_certificate_holds_in_webassembly(simd: bool, tmp_path: Path) -> N
         if missing > 0:
             memory.grow(store, -(-missing // 65536))
         memory.write(store, image, places[0])
-        codes = [exports["run"](store, places[0], places[1], int(header["context_bytes"]), places[2], n) for n in range(3)]
+        codes = [
+            exports["run"](store, places[0], places[1], int(header["context_bytes"]), places[2], n) for n in range(3)
+        ]
         assert codes == [E["OK"]] * (1 + simd) + [-1] * (2 - simd), name

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from colibri import engine, exporter, toolchain
@@ -17,13 +16,15 @@ def link(export: exporter.Export, folder: Path, archive: Path, *flags: str) -> P
     """A program of the generated code and the archive."""
     exporter.write(export, folder)
     sources = [HERE / "generated.c", folder / "model.c", archive]
-    return compile_c(compiler("gcc"), folder / "program", sources, "-std=gnu11", "-O2", "-DCOLIBRI_GENERATED", f"-I{folder}",
-                     *toolchain.generated_flags(), "-Wl,--gc-sections", "-Wno-unused-function", *flags)  # fmt: skip
+    flags = ("-std=gnu11", "-O2", "-DCOLIBRI_GENERATED", f"-I{folder}", *toolchain.generated_flags(), *flags)
+    return compile_c(compiler("gcc"), folder / "program", sources, *flags, "-Wl,--gc-sections", "-Wno-unused-function")
 
 
 @pytest.mark.parametrize("vectors", ["", "-mavx2 -mf16c"])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_generated_code_gives_the_generic_engines_bits(name: str, vectors: str, gcc_build: Build, tmp_path: Path) -> None:
+def test_generated_code_gives_the_generic_engines_bits(
+    name: str, vectors: str, gcc_build: Build, tmp_path: Path
+) -> None:
     if vectors and "avx2" not in engine.KERNELS:
         pytest.skip("this machine has no avx2")
     export = example(name)

@@ -24,6 +24,8 @@
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
+#elif defined(__ARM_FEATURE_MVE)
+#include <arm_mve.h>
 #endif
 
 #include "../panel.h"
@@ -197,6 +199,31 @@ V vi q8_end(q8sum sum)
 }
 V q4sum q4_dot(q4sum sum, vi nibbles, q4x x) { return q8_dot(sum, nibbles, x); }
 V vi q4_total(q4sum sum) { return q8_end(sum); }
+
+#elif defined(__ARM_FEATURE_MVE)
+
+typedef vi q8w, q8sum, q4sum;
+typedef int8x16_t q8x, q4x;
+
+V q8x q8_input(const int8_t *q)
+{
+    uint32_t four;
+    memcpy(&four, q, sizeof four);
+    return (int8x16_t)vdupq_n_u32(four);
+}
+V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
+{
+    BOTH { /* a pair of products stays below 2 · 127 · 127 < 2^15 */
+        const int8x16_t w = (int8x16_t)weights.half[h];
+        const int16x8_t pairs = vaddq_s16(vmullbq_int_s8(w, x), vmulltq_int_s8(w, x));
+        sum.half[h] += (words)vaddq_s32(vmovlbq_s16(pairs), vmovltq_s16(pairs));
+    }
+    return sum;
+}
+V q8w q8_weights(vi weights) { return weights; }
+V vi q8_end(q8sum sum) { return sum; }
+V q4sum q4_dot(q4sum sum, vi nibbles, q4x x) { return q8_dot(sum, nibbles, x); }
+V vi q4_total(q4sum sum) { return sum; }
 
 #else /* 32-bit products of bytes taken apart */
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from colibri import spec
+from colibri.graph import BINARY, UNARY
 from colibri.program import Op, Program
 
 _EMBED_LIMIT = 4 << 20  # bytes; above, a C array takes compilers minutes and gigabytes
@@ -66,8 +67,8 @@ def source(program: Program, image: bytes) -> str:
 def _generated(program: Program, image: bytes) -> str:
     """The program as straight-line calls of the engine's kernels, for firmware that carries only what it uses."""
     ops = [*program.ops, *program.expert_ops]
-    unary = {spec.UNARY.index(f) for op in ops for f in _functions(op)}
-    binary = {spec.BINARY.index(op.func) for op in ops if op.code == "map2"}
+    unary = {UNARY.index(f) for op in ops for f in _functions(op)}
+    binary = {BINARY.index(op.func) for op in ops if op.code == "map2"}
     products, quantized = (
         {spec.LAYOUTS.index(op.w0.layout) for op in ops if op.code == code and op.w0} for code in ("linear", "linear_q")
     )
