@@ -33,7 +33,7 @@ class Built:
 def build(
     export_directory: Path, output: Path | None = None, compiler: str | None = None, target: str | None = None
 ) -> Built:
-    """Compile libcolibri.a, libcolibri.so and model.o of an export into `output`, by default its build/ or build-TARGET/.
+    """Compile libcolibri.a, libcolibri.so and model.o of an export into `output`: by default build/, or build-TARGET/.
 
     `target` names one of `colibri.targets`; without it the machine's own compiler is used. Raises ColibriError where a
     file or the compiler is missing, or the compiler refuses.
