@@ -64,7 +64,8 @@ The machine is virtual and shared: expect 10–15 % from run to run, and up to a
 and ratios are steadier than times.
 
 To repeat it: `make bench` (about ten minutes, page in `build/bench/`) or `make bench-all` (an hour; needs about 60 GB
-of disk and 24 GB of memory, and writes this page)."""
+of disk and 24 GB of memory, and writes this page). Why goals are missed:
+[performance-notes.md](performance-notes.md)."""
 
 
 def _summary(data: Data) -> str:
