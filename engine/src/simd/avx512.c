@@ -50,7 +50,8 @@ V vi quad(const int8_t *q)
     return words(four);
 }
 
-/* The weight plus 128 is the unsigned operand, so 128 · Σ inputs is taken off from the start. */
+/* The weight plus 128 is the unsigned operand, so 128 · Σ inputs is taken off from the start; over a group of 128 inputs all
+ * stays within 2 · 128 · 255 · 127 < 2^23. */
 V q8sum q8_start(const clb_record *x, uint32_t start, uint32_t end)
 {
     uint32_t inputs = 0;
