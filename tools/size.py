@@ -33,6 +33,7 @@ INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "elementwise": ((), _VECTOR),
     "linear": ((), ("panel", "residual", "unary")),
     **{table: ((), _PRODUCTS) for table in ("plain", "avx2", "avx512", "v128")},
+    "context": ((), ("run_program",)),
     "rows": (
         (),
         tuple(f"clb_{op}" for op in ("quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce")),

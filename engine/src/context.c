@@ -1,4 +1,4 @@
-/* A context, and what every forward begins and ends with; the same for the generic engine and for generated code. */
+/* A context, and a forward around a program: the same for the generic engine and for generated code. */
 #include "internal.h"
 
 colibri_context_t *clb_open(void *mem, size_t mem_size, const clb_model *model, const clb_kernels *kernels)
@@ -17,19 +17,24 @@ colibri_context_t *clb_open(void *mem, size_t mem_size, const clb_model *model, 
     return ctx;
 }
 
-int clb_accept(colibri_context_t *ctx, const float *input, const float *output, int batch_size)
+void clb_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size, clb_walk *program)
 {
     if (ctx == NULL || ctx->model == NULL) {
-        return 0;
+        return;
     }
     ctx->status = input == NULL || output == NULL               ? COLIBRI_ERR_NULL
                   : batch_size < 1 || batch_size > ctx->max_batch ? COLIBRI_ERR_BATCH
                                                                   : COLIBRI_OK;
-    return ctx->status == COLIBRI_OK;
-}
-
-void clb_settle(float *output, size_t floats)
-{
+    if (ctx->status != COLIBRI_OK) {
+        return;
+    }
+    clb_model model;
+    clb_parse(ctx->model, &model);
+    const uint32_t samples = (uint32_t)batch_size;
+    const clb_frame frame = {.ops = model.ops, .tensors = model.tensors, .weights = model.bytes, .arena = (uint8_t *)ctx,
+                             .input = input, .output = output, .ctx = ctx};
+    program(&model, samples, &frame);
+    const size_t floats = (size_t)samples * model.header->output_floats;
     for (size_t i = 0; i < floats; ++i) {
         output[i] = output[i] == output[i] ? output[i] : clb_nan();
     }

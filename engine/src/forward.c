@@ -43,22 +43,18 @@ static void run_expert(const clb_expert *expert, uint32_t count, const clb_frame
     }
 }
 
-void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size)
+static void run_program(const clb_model *model, uint32_t samples, const clb_frame *frame)
 {
-    if (!clb_accept(ctx, input, output, batch_size)) {
-        return;
-    }
-    clb_model model;
-    clb_parse(ctx->model, &model);
-    const uint32_t samples = (uint32_t)batch_size;
-    const clb_frame frame = {.ops = model.ops, .tensors = model.tensors, .weights = model.bytes, .arena = (uint8_t *)ctx,
-                             .input = input, .output = output, .ctx = ctx};
-    for (uint32_t n = 0; n < model.header->main_ops; ++n) {
-        if (model.ops[n].code == CLB_OP_MOE) {
-            clb_run_moe(&model, &model.ops[n], run_expert, samples, &frame);
+    for (uint32_t n = 0; n < model->header->main_ops; ++n) {
+        if (model->ops[n].code == CLB_OP_MOE) {
+            clb_run_moe(model, &model->ops[n], run_expert, samples, frame);
         } else {
-            run_op(&model.ops[n], samples, &frame);
+            run_op(&model->ops[n], samples, frame);
         }
     }
-    clb_settle(output, (size_t)samples * model.header->output_floats);
+}
+
+void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size)
+{
+    clb_forward(ctx, input, output, batch_size, run_program);
 }

@@ -3,10 +3,9 @@
  * before: CLB_USED_UNARY and the like, MODEL_OPS_OFFSET, colibri_model; and after: program. */
 #include "internal.h"
 
-#if defined(__aarch64__) || defined(__riscv_vector) || defined(__wasm_simd128__) ||                                    \
-    (defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 2))
+#if defined(CLB_V128)
 #include "simd/v128.c"
-#define MODEL_KERNELS TABLE
+#define MODEL_KERNELS CLB_V128
 #elif defined(__AVX512VNNI__)
 #include "simd/avx512.c"
 #define MODEL_KERNELS clb_kernels_avx512
@@ -21,7 +20,7 @@
 /* Operation `n` of the model's program. */
 #define OP(n) ((const clb_op *)(const void *)(colibri_model + MODEL_OPS_OFFSET) + (n))
 
-static void program(const clb_model *model, uint32_t samples, const clb_frame *frame);
+static clb_walk program;
 
 /* Whether these are the bytes this code was generated for. */
 static int is_this_model(const uint8_t *model_bin)
@@ -52,13 +51,5 @@ int colibri_get_num_experts(const uint8_t *model_bin)
 
 void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size)
 {
-    if (!clb_accept(ctx, input, output, batch_size)) {
-        return;
-    }
-    clb_model model;
-    clb_parse(ctx->model, &model);
-    const clb_frame frame = {.tensors = model.tensors, .weights = model.bytes, .arena = (uint8_t *)ctx, .input = input,
-                             .output = output, .ctx = ctx};
-    program(&model, (uint32_t)batch_size, &frame);
-    clb_settle(output, (size_t)batch_size * COLIBRI_MODEL_OUTPUT_SIZE);
+    clb_forward(ctx, input, output, batch_size, program);
 }

@@ -104,8 +104,29 @@ typedef struct clb_kernels {
     void (*mix)(float weight, const float *value, float *total, size_t n, int first);      /* total may be value */
 } clb_kernels;
 
-extern const clb_kernels clb_kernels_plain, clb_kernels_avx2, clb_kernels_avx512, clb_kernels_neon, clb_kernels_neon_dot,
-    clb_kernels_rvv, clb_kernels_wasm, clb_kernels_helium;
+extern const clb_kernels clb_kernels_plain, clb_kernels_avx2, clb_kernels_avx512, clb_kernels_neon_dot;
+
+/* The table that simd/v128.c makes of these compiler flags, if any. */
+#if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+#define CLB_V128 clb_kernels_neon_dot
+#define CLB_V128_NAME "neon-dot"
+#elif defined(__aarch64__)
+#define CLB_V128 clb_kernels_neon
+#define CLB_V128_NAME "neon"
+#elif defined(__riscv_vector)
+#define CLB_V128 clb_kernels_rvv
+#define CLB_V128_NAME "rvv"
+#elif defined(__wasm_simd128__)
+#define CLB_V128 clb_kernels_wasm
+#define CLB_V128_NAME "wasm"
+#elif defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 2)
+#define CLB_V128 clb_kernels_helium
+#define CLB_V128_NAME "helium"
+#endif
+#if defined(CLB_V128)
+extern const clb_kernels CLB_V128;
+#endif
+
 const clb_kernels *clb_kernels_at(uint32_t n); /* the n-th best this processor runs, from 0; NULL where there are no more */
 
 /* validate.c */
@@ -115,10 +136,10 @@ void clb_parse(const uint8_t *model, clb_model *parsed);
 int clb_check_memory(const void *mem, size_t mem_size, const clb_model *parsed);
 uint32_t clb_crc32(const void *data, uint64_t bytes);
 
-/* context.c: NULL where the memory is too small; whether a call may run; every NaN made the canonical one */
+/* context.c: NULL where the memory is too small; and colibri_forward, with the model's program as a function */
+typedef void clb_walk(const clb_model *model, uint32_t samples, const clb_frame *frame);
 colibri_context_t *clb_open(void *mem, size_t mem_size, const clb_model *model, const clb_kernels *kernels);
-int clb_accept(colibri_context_t *ctx, const float *input, const float *output, int batch_size);
-void clb_settle(float *output, size_t floats);
+void clb_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size, clb_walk *program);
 
 /* rows.c: an operation that computes each row by itself, on rows of `samples` samples */
 typedef void clb_kernel(const clb_op *op, const clb_tile *tile);
@@ -162,6 +183,14 @@ static inline uint32_t clb_min(uint32_t a, uint32_t b)
 static inline uint32_t clb_ceil(uint32_t n, uint32_t by)
 {
     return n / by + (n % by != 0);
+}
+
+/* Four inputs of a quantised row, as they lie. */
+static inline int32_t clb_four(const int8_t *q)
+{
+    int32_t four;
+    memcpy(&four, q, sizeof four);
+    return four;
 }
 
 /* 4-byte words of a quantised row. */

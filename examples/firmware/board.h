@@ -1,6 +1,13 @@
 /* What the example needs of a board: a line of text to the debugger, an end, and a clock that counts instructions. */
 #include <stdint.h>
 
+/* The board's own file: a call to the debugger. The rest is board.c. */
+int board_semihost(int operation, const void *argument);
+
+/* Makes memory what C expects, before main. */
+void board_memory(void);
+void board_fault(void) __attribute__((noreturn, aligned(4)));
+
 void board_print(const char *text);
 void board_exit(int code) __attribute__((noreturn));
 

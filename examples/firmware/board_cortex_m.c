@@ -5,28 +5,15 @@
 #define BOARD_MHZ 25 /* of the emulated mps2 boards; one tick is 1000 / MHz ns */
 #endif
 
-extern uint32_t stack_top, data_in_flash, data_start, data_end, bss_start, bss_end;
+extern uint32_t stack_top;
 int main(void);
 
-static int semihost(int operation, const void *argument)
+int board_semihost(int operation, const void *argument)
 {
     register int r0 __asm__("r0") = operation;
     register const void *r1 __asm__("r1") = argument;
     __asm__ volatile("bkpt 0xab" : "+r"(r0) : "r"(r1) : "memory");
     return r0;
-}
-
-void board_print(const char *text)
-{
-    semihost(0x04, text);
-}
-
-void board_exit(int code)
-{
-    const uint32_t reason[2] = {0x20026, (uint32_t)code};
-    for (;;) {
-        semihost(0x20, reason);
-    }
 }
 
 static volatile uint32_t *const systick = (volatile uint32_t *)0xE000E010; /* control, reload, current */
@@ -65,23 +52,13 @@ void reset(void)
 {
     *(volatile uint32_t *)0xE000ED88 |= 0xFu << 20; /* CPACR: the FPU, and Helium */
     __asm__ volatile("dsb\n isb" ::: "memory");
-    for (uint32_t *from = &data_in_flash, *to = &data_start; to < &data_end;) {
-        *to++ = *from++;
-    }
-    for (uint32_t *to = &bss_start; to < &bss_end;) {
-        *to++ = 0;
-    }
+    board_memory();
     systick[1] = 0xFFFFFF;
     systick[2] = 0;
     systick[0] = 7; /* the processor's clock, with its interrupt */
     board_exit(main());
 }
 
-static void fault(void)
-{
-    board_print("fault\n");
-    board_exit(99);
-}
-
 __attribute__((section(".vectors"), used)) static const void *const vectors[16] = {
-    &stack_top, reset, fault, fault, fault, fault, fault, 0, 0, 0, 0, fault, fault, 0, fault, systick_handler};
+    &stack_top,  reset, board_fault, board_fault, board_fault, board_fault, board_fault, 0, 0, 0, 0,
+    board_fault, board_fault, 0, board_fault, systick_handler};

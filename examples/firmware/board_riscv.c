@@ -12,15 +12,13 @@ __asm__(".section .vectors, \"ax\"\n"
         "  la gp, __global_pointer$\n"
         ".option pop\n"
         "  la sp, stack_top\n"
-        "  la t0, fault\n"
+        "  la t0, board_fault\n"
         "  csrw mtvec, t0\n"
         "  j start\n"
         ".previous");
 
-extern uint32_t data_in_flash, data_start, data_end, bss_start, bss_end;
-
 /* The three instructions that a debugger knows, none of them compressed, in one page. */
-static int semihost(int operation, const void *argument)
+int board_semihost(int operation, const void *argument)
 {
     register int a0 __asm__("a0") = operation;
     register const void *a1 __asm__("a1") = argument;
@@ -37,19 +35,6 @@ static int semihost(int operation, const void *argument)
     return a0;
 }
 
-void board_print(const char *text)
-{
-    semihost(0x04, text);
-}
-
-void board_exit(int code)
-{
-    const uint32_t reason[2] = {0x20026, (uint32_t)code};
-    for (;;) {
-        semihost(0x20, reason);
-    }
-}
-
 uint32_t board_clock(void)
 {
     uint32_t instructions;
@@ -57,19 +42,8 @@ uint32_t board_clock(void)
     return instructions;
 }
 
-__attribute__((aligned(4), used)) void fault(void)
-{
-    board_print("fault\n");
-    board_exit(99);
-}
-
 void start(void)
 {
-    for (uint32_t *from = &data_in_flash, *to = &data_start; to < &data_end;) {
-        *to++ = *from++;
-    }
-    for (uint32_t *to = &bss_start; to < &bss_end;) {
-        *to++ = 0;
-    }
+    board_memory();
     board_exit(main());
 }

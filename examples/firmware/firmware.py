@@ -38,6 +38,12 @@ class Board:
     ram: int = 0x20000000
     mhz: int = 25
 
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The emulator with semihosting; the program's path comes next."""
+        return (*self.emulator, "-nographic", "-monitor", "none", "-serial", "none", "-semihosting-config",
+                "enable=on,target=native", "-kernel")  # fmt: skip
+
 
 BOARDS = {
     board.target: board
@@ -86,9 +92,9 @@ def link(made: exporter.Export, rows: np.ndarray, board: Board, folder: Path, pr
     command = [
         target.compiler, *target.flags, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-ffunction-sections", "-nostartfiles",
         f"-DBOARD_MHZ={board.mhz}", f"-I{toolchain.engine_directory() / 'include'}", f"-I{folder}",
-        str(HERE / program), str(start), str(built.model_object), str(built.static_library), "-lm",
+        str(HERE / program), str(HERE / "board.c"), str(start), str(built.model_object), str(built.static_library),
         "-T", str(HERE / "board.ld"), f"-Wl,--defsym=flash_at={board.flash:#x},--defsym=ram_at={board.ram:#x}",
-        "-Wl,--gc-sections", "-o", str(image),
+        "-lm", "-Wl,--gc-sections", "-o", str(image),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -98,8 +104,7 @@ def link(made: exporter.Export, rows: np.ndarray, board: Board, folder: Path, pr
 
 def run(image: Path, board: Board) -> str:
     """What the firmware prints on its emulated board; raises SystemExit where it fails."""
-    command = [*board.emulator, "-icount", "shift=0", "-nographic", "-monitor", "none", "-serial", "none",
-               "-semihosting-config", "enable=on,target=native", "-kernel", str(image)]  # fmt: skip
+    command = [*board.command, str(image), "-icount", "shift=0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL)
     if done.returncode:
         raise SystemExit(f"the firmware ended with {done.returncode}:\n{done.stdout}{done.stderr}")

@@ -57,7 +57,7 @@ def build(
     model = output / "model.o"
     command = [*cc, "-std=c11", "-O2", f"-I{export_directory}", f"-Wa,-I{export_directory}"]
     if known is not None and not known.hosted:  # firmware carries only what its model uses
-        command += ["-DCOLIBRI_GENERATED", *generated_flags()]
+        command += ["-DCOLIBRI_GENERATED", *source_flags()]
     _run([*command, "-c", str(source), "-o", str(model)])
     found = sections(libraries[-1])
     text = sum(size for name, size in found if name.startswith(".text"))
@@ -65,8 +65,8 @@ def build(
     return Built(libraries[0], libraries[1] if len(libraries) > 1 else None, model, text, rodata)
 
 
-def generated_flags() -> list[str]:
-    """What compiling model.c with COLIBRI_GENERATED takes besides: the engine's sources, and its arithmetic."""
+def source_flags() -> list[str]:
+    """What compiling the engine's sources without its Makefile takes: where they are, and their arithmetic."""
     engine = engine_directory()
     return [f"-I{engine / 'include'}", f"-I{engine / 'src'}", "-ffp-contract=off", "-fno-math-errno",
             "-fno-trapping-math", "-fno-strict-aliasing", "-ffunction-sections", "-fdata-sections"]  # fmt: skip

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from colibri import targets
 
-_SEMIHOST = ("-nographic", "-monitor", "none", "-serial", "none", "-semihosting-config", "enable=on,target=native")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples/firmware"))
+
+import firmware
+
 _BARE = ("--crt0=hosted", "--oslib=semihost")
 
 
@@ -26,16 +31,12 @@ def _linux(target: str, name: str, run: tuple[str, ...], *kernels: str) -> Machi
     return Machine(name, (known.compiler, *known.flags, "-static"), run, (*kernels, "plain"))
 
 
-def _bare(target: str, run: tuple[str, ...], flash: int, ram: int, *kernels: str) -> Machine:
-    known = targets.TARGETS[target]
-    sizes = {"__flash": flash, "__flash_size": 4 << 20, "__ram": ram, "__ram_size": 1 << 18, "__stack_size": 1 << 14}
+def _bare(target: str, *kernels: str) -> Machine:
+    known, board = targets.TARGETS[target], firmware.BOARDS[target]
+    sizes = {"__flash": board.flash, "__flash_size": 4 << 20, "__ram": board.ram, "__ram_size": 1 << 18,
+             "__stack_size": 1 << 14}  # fmt: skip
     places = tuple(f"-Wl,--defsym={name}=0x{value:x}" for name, value in sizes.items())
-    return Machine(target, (known.compiler, *known.flags, *_BARE, *places), (*run, *_SEMIHOST, "-kernel"),
-                   (*kernels, "plain"))  # fmt: skip
-
-
-def _arm(target: str, board: str, flash: int, ram: int, *kernels: str) -> Machine:
-    return _bare(target, ("qemu-system-arm", "-M", board), flash, ram, *kernels)
+    return Machine(target, (known.compiler, *known.flags, *_BARE, *places), board.command, (*kernels, "plain"))
 
 
 def _riscv_vector(bits: int) -> Machine:
@@ -49,10 +50,10 @@ MACHINES = [
     _linux("riscv64", "riscv64", ("qemu-riscv64", "-cpu", "rv64")),
     _riscv_vector(128),
     _riscv_vector(256),
-    _arm("cortex-m3", "mps2-an385", 0, 0x20000000),
-    _arm("cortex-m4", "mps2-an386", 0, 0x20000000),
-    _arm("cortex-m7", "mps2-an500", 0, 0x20000000),
-    _arm("cortex-m55", "mps3-an547", 0x10000000, 0x30000000, "helium"),
-    _bare("rv32imc", ("qemu-system-riscv32", "-M", "virt", "-bios", "none"), 0x80000000, 0x80400000),
+    _bare("cortex-m3"),
+    _bare("cortex-m4"),
+    _bare("cortex-m7"),
+    _bare("cortex-m55", "helium"),
+    _bare("rv32imc"),
     Machine("s390x", ("s390x-linux-gnu-gcc", "-static"), ("qemu-s390x",), big_endian=True),
 ]

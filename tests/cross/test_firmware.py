@@ -9,19 +9,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from colibri import targets
+from tests.cross.targets import firmware
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples/firmware"
-sys.path.insert(0, str(EXAMPLE))
-
-import firmware  # noqa: E402
-
+EXAMPLE = Path(firmware.__file__).parent
 TABLE = Path(__file__).with_name("firmware.json")
 GROWTH = 1.02
 DTYPES = ("fp32", "int8")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from colibri import exporter, spec
+from colibri import exporter, spec, toolchain
 from colibri.graph import Graph, Router
 from tests.cross.targets import MACHINES, Machine
 from tests.engine.conftest import GRAPHS, example
@@ -18,8 +18,7 @@ from tests.graphs import FORMATS, expert, linear
 from tools import size
 
 HERE = Path(__file__).parent
-FLAGS = ["-std=gnu11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing",
-         "-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections"]  # fmt: skip
+FLAGS = ["-std=gnu11", "-O2", *toolchain.source_flags()]
 E = {name: code for code, (name, _) in enumerate(spec.ERRORS)}
 
 
@@ -62,7 +61,7 @@ def program(machine: Machine, folder: Path) -> Path:
     sizes = [f"-DMEMORY_BYTES={max(int(h['context_bytes']) for h in headers)}",
              f"-DOUTPUT_FLOATS={max(int(h['output_floats']) for h in headers)}"]  # fmt: skip
     sources = [str(p) for p in sorted((size.ENGINE / "src").rglob("*.c"))]
-    common = [*machine.compile, *FLAGS, f"-I{size.ENGINE / 'include'}", f"-I{size.ENGINE / 'src'}", f"-I{folder}"]
+    common = [*machine.compile, *FLAGS, "-Wl,--gc-sections", f"-I{folder}"]
     extra = []
     if "neon" in machine.kernels:  # as engine/Makefile does it
         common.append("-DCLB_NEON_DOT")

@@ -16,7 +16,7 @@ def link(export: exporter.Export, folder: Path, archive: Path, *flags: str) -> P
     """A program of the generated code and the archive."""
     exporter.write(export, folder)
     sources = [HERE / "generated.c", folder / "model.c", archive]
-    flags = ("-std=gnu11", "-O2", "-DCOLIBRI_GENERATED", f"-I{folder}", *toolchain.generated_flags(), *flags)
+    flags = ("-std=gnu11", "-O2", "-DCOLIBRI_GENERATED", f"-I{folder}", *toolchain.source_flags(), *flags)
     return compile_c(compiler("gcc"), folder / "program", sources, *flags, "-Wl,--gc-sections", "-Wno-unused-function")
 
 

@@ -50,12 +50,7 @@ V vf byte_of(vi four, int i)
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_sllv_epi32(four, words(24 - 8 * i)), 24));
 }
 
-V vi quad(const int8_t *q)
-{
-    int32_t four;
-    memcpy(&four, q, sizeof four);
-    return words(four);
-}
+V vi quad(const int8_t *q) { return words(clb_four(q)); }
 
 V vi pairs_to_words(vi pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 

@@ -43,12 +43,7 @@ V vf byte_of(vi four, int i)
     return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_sllv_epi32(four, words(24 - 8 * i)), 24));
 }
 
-V vi quad(const int8_t *q)
-{
-    int32_t four;
-    memcpy(&four, q, sizeof four);
-    return words(four);
-}
+V vi quad(const int8_t *q) { return words(clb_four(q)); }
 
 /* The weight plus 128 is the unsigned operand, so 128 · Σ inputs is taken off from the start; over a group of 128 inputs all
  * stays within 2 · 128 · 255 · 127 < 2^23. */

@@ -31,20 +31,14 @@ static int has_avx512(void)
            (c & bit_AVX512VNNI);
 }
 
-#elif defined(__aarch64__)
+#elif defined(CLB_NEON_DOT) && !defined(__ARM_FEATURE_DOTPROD)
 
-/* The dot product (ID_AA64ISAR0_EL1, field DP): known at compile time, or read where the operating system lets a program. */
+/* ID_AA64ISAR0_EL1, field DP: Linux lets a program read it. */
 static int has_dot(void)
 {
-#if defined(__ARM_FEATURE_DOTPROD)
-    return 1;
-#elif defined(CLB_NEON_DOT)
     uint64_t features;
     __asm__("mrs %0, S3_0_C0_C6_0" : "=r"(features));
     return (features >> 44 & 15u) != 0;
-#else
-    return 0;
-#endif
 }
 #endif
 
@@ -57,28 +51,14 @@ const clb_kernels *clb_kernels_at(uint32_t n)
     if (has_avx2() && n-- == 0) {
         return &clb_kernels_avx2;
     }
-#elif defined(__aarch64__)
-#if defined(CLB_NEON_DOT) || defined(__ARM_FEATURE_DOTPROD)
+#elif defined(CLB_NEON_DOT) && !defined(__ARM_FEATURE_DOTPROD)
     if (has_dot() && n-- == 0) {
         return &clb_kernels_neon_dot;
     }
 #endif
-#if !defined(__ARM_FEATURE_DOTPROD)
+#if defined(CLB_V128)
     if (n-- == 0) {
-        return &clb_kernels_neon;
-    }
-#endif
-#elif defined(__riscv_vector)
-    if (n-- == 0) {
-        return &clb_kernels_rvv;
-    }
-#elif defined(__wasm_simd128__)
-    if (n-- == 0) {
-        return &clb_kernels_wasm;
-    }
-#elif defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 2)
-    if (n-- == 0) {
-        return &clb_kernels_helium;
+        return &CLB_V128;
     }
 #endif
     return n == 0 ? &clb_kernels_plain : NULL;

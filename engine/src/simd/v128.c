@@ -3,24 +3,7 @@
  * products differ. */
 #include "../internal.h"
 
-#if defined(__ARM_FEATURE_DOTPROD)
-#define TABLE clb_kernels_neon_dot
-#define NAME "neon-dot"
-#elif defined(__aarch64__)
-#define TABLE clb_kernels_neon
-#define NAME "neon"
-#elif defined(__riscv_vector)
-#define TABLE clb_kernels_rvv
-#define NAME "rvv"
-#elif defined(__wasm_simd128__)
-#define TABLE clb_kernels_wasm
-#define NAME "wasm"
-#elif defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 2)
-#define TABLE clb_kernels_helium
-#define NAME "helium"
-#endif
-
-#if defined(TABLE)
+#if defined(CLB_V128)
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
@@ -145,17 +128,18 @@ V vi high_nibbles(vi both)
     return (vi){{(words)((bits)both.half[0] >> 4) & 0x0F0F0F0F, (words)((bits)both.half[1] >> 4) & 0x0F0F0F0F}};
 }
 
+#if defined(__aarch64__) || defined(__ARM_FEATURE_MVE) /* products of bytes */
+
+typedef vi q8w;
+typedef int8x16_t q8x;
+
+V q8w q8_weights(vi weights) { return weights; }
+V q8x q8_input(const int8_t *q) { return (int8x16_t)same(clb_four(q)).half[0]; }
+
 #if defined(__ARM_FEATURE_DOTPROD)
 
-typedef vi q8w, q8sum, q4sum;
-typedef int8x16_t q8x, q4x;
+typedef vi q8sum;
 
-V q8x q8_input(const int8_t *q)
-{
-    int32_t four;
-    memcpy(&four, q, sizeof four);
-    return vreinterpretq_s8_s32(vdupq_n_s32(four));
-}
 V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
 {
     BOTH {
@@ -163,26 +147,14 @@ V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
     }
     return sum;
 }
-V q8w q8_weights(vi weights) { return weights; }
 V vi q8_end(q8sum sum) { return sum; }
-V q4sum q4_dot(q4sum sum, vi nibbles, q4x x) { return q8_dot(sum, nibbles, x); }
-V vi q4_total(q4sum sum) { return sum; }
 
 #elif defined(__aarch64__)
 
-typedef vi q8w;
-typedef int8x16_t q8x, q4x;
 typedef struct {
     int32x4_t pair[4]; /* of rows, each as two parts */
 } q8sum;
-typedef q8sum q4sum;
 
-V q8x q8_input(const int8_t *q)
-{
-    int32_t four;
-    memcpy(&four, q, sizeof four);
-    return vreinterpretq_s8_s32(vdupq_n_s32(four));
-}
 V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
 {
     BOTH {
@@ -192,25 +164,15 @@ V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
     }
     return sum;
 }
-V q8w q8_weights(vi weights) { return weights; }
 V vi q8_end(q8sum sum)
 {
     return (vi){{(words)vpaddq_s32(sum.pair[0], sum.pair[1]), (words)vpaddq_s32(sum.pair[2], sum.pair[3])}};
 }
-V q4sum q4_dot(q4sum sum, vi nibbles, q4x x) { return q8_dot(sum, nibbles, x); }
-V vi q4_total(q4sum sum) { return q8_end(sum); }
 
-#elif defined(__ARM_FEATURE_MVE)
+#else
 
-typedef vi q8w, q8sum, q4sum;
-typedef int8x16_t q8x, q4x;
+typedef vi q8sum;
 
-V q8x q8_input(const int8_t *q)
-{
-    uint32_t four;
-    memcpy(&four, q, sizeof four);
-    return (int8x16_t)vdupq_n_u32(four);
-}
 V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
 {
     BOTH { /* a pair of products stays below 2 · 127 · 127 < 2^15 */
@@ -220,18 +182,17 @@ V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
     }
     return sum;
 }
-V q8w q8_weights(vi weights) { return weights; }
 V vi q8_end(q8sum sum) { return sum; }
-V q4sum q4_dot(q4sum sum, vi nibbles, q4x x) { return q8_dot(sum, nibbles, x); }
-V vi q4_total(q4sum sum) { return sum; }
+
+#endif
 
 #else /* 32-bit products of bytes taken apart */
 
 typedef struct {
     vi input[4];
 } q8w;
-typedef vi q8sum, q4sum;
-typedef const int8_t *q8x, *q4x;
+typedef vi q8sum;
+typedef const int8_t *q8x;
 
 V q8x q8_input(const int8_t *q) { return q; }
 V q8w q8_weights(vi weights)
@@ -252,10 +213,12 @@ V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
     return sum;
 }
 V vi q8_end(q8sum sum) { return sum; }
-V q4sum q4_dot(q4sum sum, vi nibbles, q4x x) { return q8_dot(sum, q8_weights(nibbles), x); }
-V vi q4_total(q4sum sum) { return sum; }
 
 #endif
+
+/* Nibbles are small bytes. */
+typedef q8sum q4sum;
+typedef q8x q4x;
 
 V q8sum q8_start(const clb_record *x, uint32_t start, uint32_t end)
 {
@@ -270,9 +233,10 @@ V q4sum q4_start(int32_t inputs)
     return q8_start(NULL, 0, 0);
 }
 V q4x q4_input(const int8_t *q) { return q8_input(q); }
+V q4sum q4_dot(q4sum sum, vi nibbles, q4x x) { return q8_dot(sum, q8_weights(nibbles), x); }
 V vi q4_end(q4sum sum, int32_t inputs)
 {
-    const vi total = q4_total(sum), offset = same((int32_t)((uint32_t)inputs << 3));
+    const vi total = q8_end(sum), offset = same((int32_t)((uint32_t)inputs << 3));
     return (vi){{total.half[0] - offset.half[0], total.half[1] - offset.half[1]}};
 }
 
@@ -287,6 +251,6 @@ V vi q4_end(q4sum sum, int32_t inputs)
 
 #include "tile.h"
 
-const clb_kernels TABLE = KERNELS(NAME);
+const clb_kernels CLB_V128 = KERNELS(CLB_V128_NAME);
 
 #endif
