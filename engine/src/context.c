@@ -1,23 +1,32 @@
 /* A context, and a forward around a program: the same for the generic engine and for generated code. */
 #include "internal.h"
 
-colibri_context_t *clb_open(void *mem, size_t mem_size, const clb_model *model, const clb_kernels *kernels)
+CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t context_bytes)
 {
-    if (clb_check_memory(mem, mem_size, model) != COLIBRI_OK) {
+    _Static_assert(sizeof(colibri_context_t) <= CLB_HEAD_BYTES, "the context's head is reserved once for all targets");
+    return mem == NULL                                ? COLIBRI_ERR_NULL
+           : (uintptr_t)mem % CLB_ALIGN_CONTEXT != 0 ? COLIBRI_ERR_MISALIGNED
+           : mem_size < context_bytes                ? COLIBRI_ERR_MEMORY
+                                                     : COLIBRI_OK;
+}
+
+CLB_INTERNAL colibri_context_t *clb_open(void *mem, size_t mem_size, const clb_header *header, const clb_kernels *kernels)
+{
+    if (clb_check_memory(mem, mem_size, header->context_bytes) != COLIBRI_OK) {
         return NULL;
     }
     colibri_context_t *ctx = mem;
     memset(ctx, 0, CLB_HEAD_BYTES);
     ctx->status = COLIBRI_OK;
-    ctx->max_batch = (int32_t)model->header->max_batch;
-    ctx->input_size = model->header->input_floats;
-    ctx->output_size = model->header->output_floats;
-    ctx->model = model->bytes;
+    ctx->max_batch = (int32_t)header->max_batch;
+    ctx->input_size = header->input_floats;
+    ctx->output_size = header->output_floats;
+    ctx->model = (const uint8_t *)header;
     ctx->kernels = kernels;
     return ctx;
 }
 
-void clb_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size, clb_walk *program)
+CLB_WALK void clb_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size, clb_walk *program)
 {
     if (ctx == NULL || ctx->model == NULL) {
         return;
@@ -28,13 +37,9 @@ void clb_forward(colibri_context_t *ctx, const float *input, float *output, int 
     if (ctx->status != COLIBRI_OK) {
         return;
     }
-    clb_model model;
-    clb_parse(ctx->model, &model);
-    const uint32_t samples = (uint32_t)batch_size;
-    const clb_frame frame = {.ops = model.ops, .tensors = model.tensors, .weights = model.bytes, .arena = (uint8_t *)ctx,
-                             .input = input, .output = output, .ctx = ctx};
-    program(&model, samples, &frame);
-    const size_t floats = (size_t)samples * model.header->output_floats;
+    clb_frame frame = {.weights = ctx->model, .arena = (uint8_t *)ctx, .input = input, .output = output, .ctx = ctx};
+    program((uint32_t)batch_size, &frame);
+    const size_t floats = (size_t)batch_size * ctx->output_size;
     for (size_t i = 0; i < floats; ++i) {
         output[i] = output[i] == output[i] ? output[i] : clb_nan();
     }

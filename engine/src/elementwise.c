@@ -4,7 +4,7 @@
 enum { CHUNK = 32 }; /* floats gathered at once where a row is strided */
 
 /* A row of `n` floats `stride` apart, as n contiguous ones: the row itself, or its copy in `buffer`. */
-static const float *gather(const float *row, size_t stride, size_t n, float *buffer)
+CLB_STATIC_WALK const float *gather(const float *row, size_t stride, size_t n, float *buffer)
 {
     if (stride == 1) {
         return row;
@@ -16,7 +16,7 @@ static const float *gather(const float *row, size_t stride, size_t n, float *buf
 }
 
 /* One innermost row of map1 (b is NULL) or map2. */
-static void map_row(const clb_kernels *kernels, const clb_op *op, const float *a, const float *b, float *out)
+CLB_STATIC_WALK void map_row(const clb_kernels *kernels, const clb_op *op, const float *a, const float *b, float *out)
 {
     const size_t n = op->dims[3], sa = op->sa[3], sb = op->sb[3], so = op->so[3];
     const size_t step = sa == 1 && so == 1 && (b == NULL || sb == 1) ? n : CHUNK;
@@ -38,7 +38,7 @@ static void map_row(const clb_kernels *kernels, const clb_op *op, const float *a
     }
 }
 
-static void map(const clb_kernels *kernels, const clb_op *op, const float *a, const float *b, float *out)
+CLB_STATIC_WALK void map(const clb_kernels *kernels, const clb_op *op, const float *a, const float *b, float *out)
 {
     for (size_t i = 0; i < op->dims[0]; ++i) {
         for (size_t j = 0; j < op->dims[1]; ++j) {
@@ -51,21 +51,21 @@ static void map(const clb_kernels *kernels, const clb_op *op, const float *a, co
     }
 }
 
-void clb_map1(const clb_op *op, const clb_tile *tile)
+CLB_WALK void clb_map1(const clb_op *op, const clb_tile *tile)
 {
     for (uint32_t row = 0; row < tile->rows; ++row) {
         map(tile->kernels, op, tile->a[row], NULL, tile->out[row]);
     }
 }
 
-void clb_map2(const clb_op *op, const clb_tile *tile)
+CLB_WALK void clb_map2(const clb_op *op, const clb_tile *tile)
 {
     for (uint32_t row = 0; row < tile->rows; ++row) {
         map(tile->kernels, op, tile->a[row], tile->b[row], tile->out[row]);
     }
 }
 
-void clb_quantize(const clb_op *op, const clb_tile *tile)
+CLB_WALK void clb_quantize(const clb_op *op, const clb_tile *tile)
 {
     for (uint32_t row = 0; row < tile->rows; ++row) {
         tile->kernels->quantize(tile->a[row], tile->out[row], op->dims[0]);

@@ -18,7 +18,6 @@
 #define CLB_ALIGN_CONTEXT 64u
 #define CLB_ALIGN_BUFFER 32u
 #define CLB_HEAD_BYTES 128u
-#define CLB_TILE 8u
 #define CLB_EXPERT_TILE 64u
 #define CLB_LANES 8u
 #define CLB_GROUP 256u

@@ -4,7 +4,7 @@
 colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin)
 {
     clb_model model;
-    return clb_validate(model_bin, UINT64_MAX, &model) == COLIBRI_OK ? clb_open(mem, mem_size, &model, clb_kernels_at(0))
+    return clb_validate(model_bin, UINT64_MAX, &model) == COLIBRI_OK ? clb_open(mem, mem_size, model.header, clb_kernels_at(0))
                                                                      : NULL;
 }
 
@@ -36,20 +36,27 @@ static void run_op(const clb_op *op, uint32_t samples, const clb_frame *frame)
     }
 }
 
-static void run_expert(const clb_expert *expert, uint32_t count, const clb_frame *frame)
+static void run_expert(uint32_t number, uint32_t count, clb_frame *frame)
 {
+    const clb_expert *expert = &frame->model->experts[number];
+    frame->weights = frame->model->bytes + expert->offset;
     for (uint32_t n = 0; n < expert->ops; ++n) {
-        run_op(&frame->ops[expert->first_op + n], count, frame);
+        run_op(&frame->model->ops[expert->first_op + n], count, frame);
     }
 }
 
-static void run_program(const clb_model *model, uint32_t samples, const clb_frame *frame)
+static void run_program(uint32_t samples, clb_frame *frame)
 {
-    for (uint32_t n = 0; n < model->header->main_ops; ++n) {
-        if (model->ops[n].code == CLB_OP_MOE) {
-            clb_run_moe(model, &model->ops[n], run_expert, samples, frame);
+    clb_model model;
+    clb_parse(frame->ctx->model, &model);
+    frame->model = &model;
+    frame->tensors = model.tensors;
+    for (uint32_t n = 0; n < model.header->main_ops; ++n) {
+        const clb_op *op = &model.ops[n];
+        if (op->code == CLB_OP_MOE) {
+            clb_run_moe(&model.layers[op->w0], op, clb_route, run_expert, samples, frame);
         } else {
-            run_op(&model->ops[n], samples, frame);
+            run_op(op, samples, frame);
         }
     }
 }

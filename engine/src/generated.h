@@ -1,6 +1,7 @@
-/* What an exported model.c with COLIBRI_GENERATED is made of: the kernels of the machine it is compiled for, only those the
- * model uses, and four of the five functions for this one model, whose program is code and needs no proof. The file defines
- * before: CLB_USED_UNARY and the like, MODEL_OPS_OFFSET, colibri_model; and after: program. */
+/* What an exported model.c with COLIBRI_GENERATED is made of: the engine's files as one unit, with the kernels of the machine
+ * it is compiled for, of which only those the model uses are kept, and the five functions and the self-test for this one
+ * model. Its program is code and needs no proof. The file defines before: CLB_TILE, CLB_USED_UNARY and the like, the names
+ * of the functions where they have a prefix, colibri_model; and after: program. */
 #include "internal.h"
 
 #if defined(CLB_V128)
@@ -17,26 +18,29 @@
 #define MODEL_KERNELS clb_kernels_plain
 #endif
 
-/* Operation `n` of the model's program. */
-#define OP(n) ((const clb_op *)(const void *)(colibri_model + MODEL_OPS_OFFSET) + (n))
+#include "context.c"
+#include "elementwise.c"
+#include "linear.c"
+#include "moe.c"
+#include "reduce.c"
+#include "routing.c"
+#include "rows.c"
+#include "selftest.c"
 
-static clb_walk program;
+CLB_WALK clb_walk program;
 
 /* Whether these are the bytes this code was generated for. */
 static int is_this_model(const uint8_t *model_bin)
 {
     return model_bin != NULL && (uintptr_t)model_bin % CLB_ALIGN_MODEL == 0 &&
-           memcmp(model_bin, colibri_model, sizeof(clb_header)) == 0;
+           (model_bin == colibri_model || memcmp(model_bin, colibri_model, sizeof(clb_header)) == 0);
 }
 
 colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin)
 {
-    if (!is_this_model(model_bin)) {
-        return NULL;
-    }
-    clb_model model;
-    clb_parse(model_bin, &model);
-    return clb_open(mem, mem_size, &model, &MODEL_KERNELS);
+    return is_this_model(model_bin)
+               ? clb_open(mem, mem_size, (const clb_header *)(const void *)model_bin, &MODEL_KERNELS)
+               : NULL;
 }
 
 size_t colibri_model_size(const uint8_t *model_bin)

@@ -15,6 +15,23 @@
 
 #include <string.h>
 
+/* An exported model.c includes the engine's files as one unit (generated.h): nothing in them is seen from outside, and what
+ * walks the program is folded with the model's constants into straight code. */
+#if defined(COLIBRI_GENERATED)
+#define CLB_INTERNAL static __attribute__((unused))
+#define CLB_WALK static inline __attribute__((always_inline))
+#define CLB_STATIC_WALK CLB_WALK
+#else
+#define CLB_INTERNAL
+#define CLB_WALK
+#define CLB_STATIC_WALK static
+#endif
+
+/* Rows a kernel is handed at once. Generated code says how many its model can need: 1, 2, 4 or 8. */
+#if !defined(CLB_TILE)
+#define CLB_TILE 8u
+#endif
+
 /* Blocks of 8 output rows a product computes at once: several streams from memory and independent sums. One where every
  * byte of stack counts. */
 #if defined(__x86_64__) || defined(__aarch64__)
@@ -25,6 +42,7 @@
 #define CLB_PANEL 1u
 #endif
 #define CLB_WIDTH (CLB_PANEL * CLB_LANES) /* its outputs */
+#define CLB_SCALAR (CLB_PANEL == 1u)      /* loops over lanes gain nothing, and a call to memcpy costs */
 
 /* A model whose structure has been proven; every pointer looks into the caller's read-only bytes. */
 typedef struct {
@@ -48,7 +66,7 @@ typedef struct {
 
 /* Where the spaces of an operation's operands are while it runs. */
 typedef struct {
-    const clb_op *ops; /* the model's; generated code has no use for them */
+    const clb_model *model; /* generated code has none */
     const clb_tensor *tensors;
     const uint8_t *weights; /* base of the tensors' offsets: the model, or one expert's weights */
     uint8_t *arena;         /* the context block */
@@ -74,18 +92,13 @@ typedef struct {
     const int8_t *q;
 } clb_record;
 
-/* total[row][output] += the product of `blocks` blocks, `stride` bytes apart, with the tile's rows `a`. */
-typedef void clb_product(const uint8_t *blocks_at, size_t stride, uint32_t blocks, const clb_tile *tile, uint32_t cols,
-                         float total[CLB_TILE][CLB_WIDTH]);
-
 /* A matrix and what is done with its product. */
 typedef struct {
-    clb_product *product;
     const uint8_t *blocks;
     size_t stride;     /* bytes of a block */
     const float *bias; /* NULL: none */
     const uint8_t *residual; /* NULL: none */
-    uint32_t cols, outputs, entries; /* entries: of the residual */
+    uint32_t layout, cols, outputs, entries; /* entries: of the residual */
     int quantized; /* its rows are records */
     int scaled;    /* blocks begin with a scale for each row */
     int from_bias; /* sums start from the bias; the integer formats add it to the scaled sum */
@@ -94,8 +107,6 @@ typedef struct {
 /* What one instruction set provides; every table gives the same bits. */
 typedef struct clb_kernels {
     const char *name;
-    clb_product *products[CLB_LAYOUT_COUNT]; /* by the matrix's layout, for float rows */
-    clb_product *products_q[CLB_LAYOUT_COUNT]; /* for quantised rows */
     void (*panel)(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t blocks); /* writes the tile's out */
     void (*residual)(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t end); /* rows of cells: out += E·x */
     void (*quantize)(const float *x, float *record, uint32_t cols);
@@ -103,8 +114,6 @@ typedef struct clb_kernels {
     void (*binary)(uint32_t func, const float *a, const float *b, float *out, size_t n);    /* out may be a or b */
     void (*mix)(float weight, const float *value, float *total, size_t n, int first);      /* total may be value */
 } clb_kernels;
-
-extern const clb_kernels clb_kernels_plain, clb_kernels_avx2, clb_kernels_avx512, clb_kernels_neon_dot;
 
 /* The table that simd/v128.c makes of these compiler flags, if any. */
 #if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
@@ -123,8 +132,15 @@ extern const clb_kernels clb_kernels_plain, clb_kernels_avx2, clb_kernels_avx512
 #define CLB_V128 clb_kernels_helium
 #define CLB_V128_NAME "helium"
 #endif
+
+#if defined(COLIBRI_GENERATED)
+#define CLB_KERNELS(ctx) (&MODEL_KERNELS) /* the only ones there are */
+#else
+extern const clb_kernels clb_kernels_plain, clb_kernels_avx2, clb_kernels_avx512, clb_kernels_neon_dot;
 #if defined(CLB_V128)
 extern const clb_kernels CLB_V128;
+#endif
+#define CLB_KERNELS(ctx) ((const clb_kernels *)(ctx)->kernels)
 #endif
 
 const clb_kernels *clb_kernels_at(uint32_t n); /* the n-th best this processor runs, from 0; NULL where there are no more */
@@ -133,47 +149,51 @@ const clb_kernels *clb_kernels_at(uint32_t n); /* the n-th best this processor r
 int clb_read_header(const uint8_t *model, const clb_header **header);
 int clb_validate(const uint8_t *model, uint64_t size, clb_model *parsed);
 void clb_parse(const uint8_t *model, clb_model *parsed);
-int clb_check_memory(const void *mem, size_t mem_size, const clb_model *parsed);
-uint32_t clb_crc32(const void *data, uint64_t bytes);
 
-/* context.c: NULL where the memory is too small; and colibri_forward, with the model's program as a function */
-typedef void clb_walk(const clb_model *model, uint32_t samples, const clb_frame *frame);
-colibri_context_t *clb_open(void *mem, size_t mem_size, const clb_model *model, const clb_kernels *kernels);
-void clb_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size, clb_walk *program);
+/* selftest.c */
+CLB_INTERNAL uint32_t clb_crc32(const void *data, uint64_t bytes);
+
+/* context.c: why a context cannot live there; a context there, or NULL; colibri_forward with the model's program */
+typedef void clb_walk(uint32_t samples, clb_frame *frame);
+CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t context_bytes);
+CLB_INTERNAL colibri_context_t *clb_open(void *mem, size_t mem_size, const clb_header *header, const clb_kernels *kernels);
+CLB_WALK void clb_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size, clb_walk *program);
 
 /* rows.c: an operation that computes each row by itself, on rows of `samples` samples */
 typedef void clb_kernel(const clb_op *op, const clb_tile *tile);
-void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t samples, const clb_frame *frame);
+CLB_WALK void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t samples, const clb_frame *frame);
 
 /* Fill the next tile from row `row` of sample `sample` on, and advance them; the tensors are set already. */
-void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame *frame, uint32_t *sample, uint32_t *row,
-                   clb_tile *tile);
-const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number);
+CLB_WALK void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame *frame, uint32_t *sample, uint32_t *row,
+                            clb_tile *tile);
+CLB_WALK const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number);
 
-/* moe.c: route and combine; `program` runs an expert on a tile of `count` tokens. Where row `token` of an operand is. */
-typedef void clb_program(const clb_expert *expert, uint32_t count, const clb_frame *frame);
-void clb_run_moe(const clb_model *model, const clb_op *op, clb_program *program, uint32_t samples,
-                 const clb_frame *frame);
-float *clb_row_of(const clb_operand *v, const float *base, uint32_t rows, size_t token);
+/* moe.c: route and combine. `route` turns one token's logits into its k experts, best first, and their weights; `program`
+ * runs expert `expert` of the layer on a tile of `count` tokens. Where row `token` of an operand is. */
+typedef void clb_router(const clb_layer *layer, const float *logits, int32_t *experts, float *weights);
+typedef void clb_program(uint32_t expert, uint32_t count, clb_frame *frame);
+CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *route, clb_program *program,
+                          uint32_t samples, const clb_frame *frame);
+CLB_WALK float *clb_row_of(const clb_operand *v, const float *base, uint32_t rows, size_t token);
 
-/* routing.c: experts (k) best first and their weights (k), from one token's logits (layer->experts) */
-void clb_route(const clb_layer *layer, const float *logits, int32_t *experts, float *weights);
+/* routing.c: layer->experts logits */
+CLB_WALK clb_router clb_route;
 
 /* linear.c: bytes of 8 rows of a matrix, 0 for a layout that is none */
-size_t clb_block_bytes(uint32_t layout, uint32_t cols);
+CLB_WALK size_t clb_block_bytes(uint32_t layout, uint32_t cols);
 
 /* cells, CLB_CELL_ROWS × CLB_CELL_COLS weights each, into which a residual's entries are sorted */
-uint64_t clb_residual_cells(uint32_t rows, uint32_t cols);
+CLB_INTERNAL uint64_t clb_residual_cells(uint32_t rows, uint32_t cols);
 
 /* a matrix product, spread over the caller's threads where it is large */
-void clb_run_linear(const clb_op *op, uint32_t samples, const clb_frame *frame);
+CLB_WALK void clb_run_linear(const clb_op *op, uint32_t samples, const clb_frame *frame);
 
 /* elementwise.c, reduce.c: the other kernels, indexed by enum clb_op */
-clb_kernel clb_quantize, clb_map1, clb_map2, clb_softmax, clb_layernorm, clb_rmsnorm, clb_reduce;
+CLB_WALK clb_kernel clb_quantize, clb_map1, clb_map2, clb_softmax, clb_layernorm, clb_rmsnorm, clb_reduce;
 
 /* reduce.c: the sum of n floats `stride` apart, in the one order defined for reductions */
-float clb_lane_sum(const float *x, size_t stride, size_t n);
-float clb_lane_tree(const float lanes[CLB_LANES]);
+CLB_INTERNAL float clb_lane_sum(const float *x, size_t stride, size_t n);
+CLB_INTERNAL float clb_lane_tree(const float lanes[CLB_LANES]);
 
 static inline uint32_t clb_min(uint32_t a, uint32_t b)
 {

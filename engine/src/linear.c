@@ -14,16 +14,15 @@ typedef struct {
     clb_matrix matrix;
     const clb_op *op;
     const clb_frame *frame;
-    const clb_kernels *kernels;
     uint32_t samples, blocks, chunk; /* chunk: blocks a task computes */
 } product_task;
 
-static int is_quantized(const clb_op *op)
+CLB_STATIC_WALK int is_quantized(const clb_op *op)
 {
     return op->code == CLB_OP_LINEAR_Q;
 }
 
-size_t clb_block_bytes(uint32_t layout, uint32_t cols)
+CLB_WALK size_t clb_block_bytes(uint32_t layout, uint32_t cols)
 {
     switch (layout) {
     case CLB_LAYOUT_ROWS8_F32: return (size_t)cols * CLB_LANES * sizeof(float);
@@ -34,16 +33,17 @@ size_t clb_block_bytes(uint32_t layout, uint32_t cols)
     }
 }
 
-uint64_t clb_residual_cells(uint32_t rows, uint32_t cols)
+CLB_INTERNAL uint64_t clb_residual_cells(uint32_t rows, uint32_t cols)
 {
     return (uint64_t)clb_ceil(rows, CLB_CELL_ROWS) * clb_ceil(cols, CLB_CELL_COLS);
 }
 
 /* Task `index`: its chunk of the matrix, for every row. */
-static void run_chunk(void *arg, uint32_t index)
+CLB_STATIC_WALK void run_chunk(void *arg, uint32_t index)
 {
     const product_task *t = arg;
     const clb_op *op = t->op;
+    const clb_kernels *kernels = CLB_KERNELS(t->frame->ctx);
     const uint32_t first = index * t->chunk, end = first + clb_min(t->blocks - first, t->chunk);
     const uint32_t begin = first * CLB_LANES, outputs = clb_min(op->dims[1], end * CLB_LANES) - begin;
     uint32_t sample = 0, row = 0;
@@ -52,23 +52,23 @@ static void run_chunk(void *arg, uint32_t index)
     while (sample < t->samples) {
         clb_next_tile(op, t->samples, t->frame, &sample, &row, &tile);
         for (uint32_t at = first; at < end; at += CLB_PANEL) {
-            t->kernels->panel(&t->matrix, &tile, at, clb_min(end - at, CLB_PANEL));
+            kernels->panel(&t->matrix, &tile, at, clb_min(end - at, CLB_PANEL));
         }
         if (t->matrix.residual != NULL) {
-            t->kernels->residual(&t->matrix, &tile, first / CELL_BLOCKS, clb_ceil(end, CELL_BLOCKS));
+            kernels->residual(&t->matrix, &tile, first / CELL_BLOCKS, clb_ceil(end, CELL_BLOCKS));
         }
         for (uint32_t i = 0; op->func != CLB_UNARY_IDENTITY && i < tile.rows; ++i) {
-            t->kernels->unary(op->func, op->p0, op->p1, tile.out[i] + begin, tile.out[i] + begin, outputs);
+            kernels->unary(op->func, op->p0, op->p1, tile.out[i] + begin, tile.out[i] + begin, outputs);
         }
     }
 }
 
-void clb_run_linear(const clb_op *op, uint32_t samples, const clb_frame *frame)
+CLB_WALK void clb_run_linear(const clb_op *op, uint32_t samples, const clb_frame *frame)
 {
     const clb_tensor *w = &frame->tensors[op->w0];
     const colibri_context_t *ctx = frame->ctx;
-    product_task t = {.op = op, .frame = frame, .kernels = ctx->kernels, .samples = samples};
-    t.matrix.product = is_quantized(op) ? t.kernels->products_q[w->layout] : t.kernels->products[w->layout];
+    product_task t = {.op = op, .frame = frame, .samples = samples};
+    t.matrix.layout = w->layout;
     t.matrix.blocks = clb_tensor_at(frame, op->w0);
     t.matrix.stride = clb_block_bytes(w->layout, w->cols);
     t.matrix.bias = (const float *)(const void *)clb_tensor_at(frame, op->w1);

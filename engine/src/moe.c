@@ -11,7 +11,7 @@ typedef struct {
     uint32_t *ends;   /* (experts + 1): after grouping, where each expert's part of `order` ends */
 } workspace;
 
-static workspace workspace_at(uint8_t *at, const clb_layer *layer, size_t choices)
+CLB_STATIC_WALK workspace workspace_at(uint8_t *at, const clb_layer *layer, size_t choices)
 {
     workspace w;
     w.slots = (float *)(void *)at;
@@ -22,14 +22,14 @@ static workspace workspace_at(uint8_t *at, const clb_layer *layer, size_t choice
     return w;
 }
 
-float *clb_row_of(const clb_operand *v, const float *base, uint32_t rows, size_t token)
+CLB_WALK float *clb_row_of(const clb_operand *v, const float *base, uint32_t rows, size_t token)
 {
     /* Only what the validator has found to be written is written through this. */
     return (float *)(uintptr_t)base + v->offset / sizeof(float) + token / rows * v->sample_stride +
            token % rows * v->row_stride;
 }
 
-static const float *base_of(const clb_operand *v, const clb_frame *frame)
+CLB_STATIC_WALK const float *base_of(const clb_operand *v, const clb_frame *frame)
 {
     return v->space == CLB_SPACE_ARENA    ? (const float *)(const void *)frame->arena
            : v->space == CLB_SPACE_OUTPUT ? frame->output
@@ -51,19 +51,17 @@ static void group(const workspace *w, uint32_t experts, size_t choices)
     }
 }
 
-void clb_run_moe(const clb_model *model, const clb_op *op, clb_program *program, uint32_t samples,
-                 const clb_frame *frame)
+CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *route, clb_program *program,
+                          uint32_t samples, const clb_frame *frame)
 {
-    const clb_layer *layer = &model->layers[op->w0];
     const colibri_context_t *ctx = frame->ctx;
-    const clb_kernels *kernels = ctx->kernels;
     const uint32_t k = layer->k, rows = op->rows;
     const size_t tokens = (size_t)samples * rows, choices = tokens * k;
     const float *x = base_of(&op->a, frame), *logits = base_of(&op->b, frame), *y = base_of(&op->out, frame);
     const workspace w = workspace_at(frame->arena + op->work.offset, layer, choices);
 
     for (size_t t = 0; t < tokens; ++t) {
-        clb_route(layer, clb_row_of(&op->b, logits, rows, t), w.experts + t * k, w.weights + t * k);
+        route(layer, clb_row_of(&op->b, logits, rows, t), w.experts + t * k, w.weights + t * k);
     }
     if (ctx->on_route != NULL) {
         ctx->on_route(ctx->user, (int)op->w0, w.experts, (int)tokens, (int)k);
@@ -71,15 +69,13 @@ void clb_run_moe(const clb_model *model, const clb_op *op, clb_program *program,
     group(&w, layer->experts, choices);
 
     clb_routed routed = {.op = op, .x = x, .y = k == 1 ? (float *)(uintptr_t)y : w.slots, .k = k, .d_out = layer->d_out};
-    clb_frame inside = {.ops = frame->ops, .tensors = model->tensors, .arena = frame->arena, .routed = &routed, .ctx = ctx};
+    clb_frame inside = {.model = frame->model, .tensors = frame->tensors, .arena = frame->arena, .routed = &routed, .ctx = ctx};
     uint32_t next = 0;
     for (uint32_t e = 0; e < layer->experts; ++e) {
-        const clb_expert *expert = &model->experts[layer->first_expert + e];
-        inside.weights = model->bytes + expert->offset;
         while (next < w.ends[e]) {
             const uint32_t count = clb_min(w.ends[e] - next, layer->tile);
             routed.order = w.order + next;
-            program(expert, count, &inside);
+            program(layer->first_expert + e, count, &inside);
             next += count;
         }
     }
@@ -89,7 +85,7 @@ void clb_run_moe(const clb_model *model, const clb_op *op, clb_program *program,
         for (uint32_t slot = 0; slot < k; ++slot) {
             const float weight = w.weights[t * k + slot];
             const float *value = k == 1 ? total : w.slots + (t * k + slot) * layer->d_out;
-            kernels->mix(weight, value, total, layer->d_out, slot == 0);
+            CLB_KERNELS(ctx)->mix(weight, value, total, layer->d_out, slot == 0);
         }
     }
 }

@@ -2,13 +2,60 @@
  * each instruction set, whose compiler turns the loops over 8 lanes into its vectors. */
 #include "internal.h"
 
+/* Generated code says what its model uses; what it does not use is not compiled. */
+#if !defined(CLB_USED_UNARY)
+#define CLB_USED_UNARY (~0ull)
+#define CLB_USED_BINARY (~0ull)
+#define CLB_USED_PRODUCTS (~0ull)
+#define CLB_USED_PRODUCTS_Q (~0ull)
+#define CLB_USED_RESIDUAL 1
+#endif
+#define USED(which, number) (CLB_USED_##which >> (number) & 1)
+
+/* total[row][output] += the product of `blocks` blocks, `stride` bytes apart, the last of which has `live` rows that count,
+ * with the tile's rows `a`. The including file has one for each layout, for float rows and for quantised ones (q). */
+typedef void product(const uint8_t *blocks_at, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,
+                     uint32_t cols, float total[CLB_TILE][CLB_WIDTH]);
+static product product_f32, product_f16, product_i8, product_q_i8, product_q_i4;
+
+static inline void multiply(const clb_matrix *m, const uint8_t *at, uint32_t blocks, uint32_t live, const clb_tile *tile,
+                            float total[CLB_TILE][CLB_WIDTH])
+{
+#define TIMES(which, its_layout, product)                                                                              \
+    if (USED(which, CLB_LAYOUT_##its_layout) && m->layout == CLB_LAYOUT_##its_layout) {                                \
+        product(at, m->stride, blocks, live, tile, m->cols, total);                                                    \
+        return;                                                                                                        \
+    }
+    if (m->quantized) {
+        TIMES(PRODUCTS_Q, ROWS8_I8, product_q_i8)
+        TIMES(PRODUCTS_Q, ROWS8_I4, product_q_i4)
+    } else {
+        TIMES(PRODUCTS, ROWS8_F32, product_f32)
+        TIMES(PRODUCTS, ROWS8_F16, product_f16)
+        TIMES(PRODUCTS, ROWS8_I8, product_i8)
+    }
+#undef TIMES
+}
+
+/* n floats; `all` of them where nothing is cut off, so that the compiler has a constant. */
+static inline void copy_floats(float *to, const float *from, uint32_t n, uint32_t all)
+{
+    if (n == all) {
+        memcpy(to, from, all * sizeof(float));
+    } else {
+        for (uint32_t i = 0; i < n; ++i) {
+            to[i] = from[i];
+        }
+    }
+}
+
 static void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t blocks)
 {
     float total[CLB_TILE][CLB_WIDTH], bias[CLB_WIDTH] = {0}, scale[CLB_WIDTH];
     const uint32_t at = first * CLB_LANES, width = blocks * CLB_LANES, outputs = clb_min(m->outputs - at, width);
     const uint8_t *matrix = m->blocks + first * m->stride;
     if (m->bias != NULL) {
-        memcpy(bias, m->bias + at, outputs * sizeof(float));
+        copy_floats(bias, m->bias + at, outputs, CLB_WIDTH);
     }
     for (uint32_t row = 0; row < tile->computed; ++row) {
         for (uint32_t i = 0; i < width; i += CLB_LANES) {
@@ -17,7 +64,7 @@ static void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, uin
             }
         }
     }
-    m->product(matrix, m->stride, blocks, tile, m->cols, total);
+    multiply(m, matrix, blocks, outputs - (blocks - 1) * CLB_LANES, tile, total);
     for (uint32_t b = 0; m->scaled && b < blocks; ++b) {
         memcpy(scale + b * CLB_LANES, matrix + b * m->stride, CLB_LANES * sizeof(float));
     }
@@ -32,7 +79,7 @@ static void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, uin
                 total[row][i + lane] += bias[i + lane];
             }
         }
-        memcpy(tile->out[row] + at, total[row], outputs * sizeof(float));
+        copy_floats(tile->out[row] + at, total[row], outputs, CLB_WIDTH);
     }
 }
 

@@ -4,12 +4,12 @@
 
 #include <math.h> /* sqrtf only */
 
-float clb_lane_tree(const float p[CLB_LANES])
+CLB_INTERNAL float clb_lane_tree(const float p[CLB_LANES])
 {
     return ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]));
 }
 
-float clb_lane_sum(const float *x, size_t stride, size_t n)
+CLB_INTERNAL float clb_lane_sum(const float *x, size_t stride, size_t n)
 {
     float lanes[CLB_LANES] = {0};
     for (size_t i = 0; i < n; ++i) {
@@ -28,7 +28,7 @@ static float largest(const float *x, size_t stride, size_t n)
     return best;
 }
 
-void clb_reduce(const clb_op *op, const clb_tile *tile)
+CLB_WALK void clb_reduce(const clb_op *op, const clb_tile *tile)
 {
     const size_t n = op->dims[1], stride = op->sa[1];
     for (uint32_t row = 0; row < tile->rows; ++row) {
@@ -47,7 +47,7 @@ void clb_reduce(const clb_op *op, const clb_tile *tile)
     }
 }
 
-void clb_softmax(const clb_op *op, const clb_tile *tile)
+CLB_WALK void clb_softmax(const clb_op *op, const clb_tile *tile)
 {
     const uint32_t n = op->dims[0];
     for (uint32_t row = 0; row < tile->rows; ++row) {
@@ -68,7 +68,7 @@ void clb_softmax(const clb_op *op, const clb_tile *tile)
 }
 
 /* y = ((x - mean) · inverse) · gamma + beta, where inverse = 1 / sqrt(mean of squares + eps). */
-static void normalize(const clb_op *op, const clb_tile *tile, uint32_t row, float mean)
+CLB_STATIC_WALK void normalize(const clb_op *op, const clb_tile *tile, uint32_t row, float mean)
 {
     const uint32_t n = op->dims[0];
     const float *x = tile->a[row];
@@ -86,14 +86,14 @@ static void normalize(const clb_op *op, const clb_tile *tile, uint32_t row, floa
     }
 }
 
-void clb_layernorm(const clb_op *op, const clb_tile *tile)
+CLB_WALK void clb_layernorm(const clb_op *op, const clb_tile *tile)
 {
     for (uint32_t row = 0; row < tile->rows; ++row) {
         normalize(op, tile, row, clb_lane_sum(tile->a[row], 1, op->dims[0]) / (float)op->dims[0]);
     }
 }
 
-void clb_rmsnorm(const clb_op *op, const clb_tile *tile)
+CLB_WALK void clb_rmsnorm(const clb_op *op, const clb_tile *tile)
 {
     for (uint32_t row = 0; row < tile->rows; ++row) {
         normalize(op, tile, row, 0.0f); /* x - 0 is x, bit for bit */

@@ -72,7 +72,7 @@ static clb_score_weights *const score_table[CLB_SCORE_COUNT] = {
     [CLB_SCORE_LOGIT] = score_logit,
 };
 
-void clb_route(const clb_layer *layer, const float *logits, int32_t *experts, float *weights)
+CLB_WALK void clb_route(const clb_layer *layer, const float *logits, int32_t *experts, float *weights)
 {
     const uint32_t k = layer->k;
     choose(logits, layer->experts, k, experts);

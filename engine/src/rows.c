@@ -1,7 +1,7 @@
 /* Rows of operands: where they are, in tiles for the kernels, and an operation that computes each by itself. */
 #include "internal.h"
 
-static float *token_at(const clb_routed *r, int out, size_t position)
+CLB_STATIC_WALK float *token_at(const clb_routed *r, int out, size_t position)
 {
     const uint32_t choice = r->order[position];
     if (!out) {
@@ -11,7 +11,7 @@ static float *token_at(const clb_routed *r, int out, size_t position)
 }
 
 /* Row `row` of sample `sample` of an operand; `constant` is the tensor it reads where its space is `const`. */
-static const float *locate(const clb_operand *v, const clb_frame *f, const float *constant, size_t sample, size_t row)
+CLB_STATIC_WALK const float *locate(const clb_operand *v, const clb_frame *f, const float *constant, size_t sample, size_t row)
 {
     const float *base;
     switch (v->space) {
@@ -26,13 +26,13 @@ static const float *locate(const clb_operand *v, const clb_frame *f, const float
     return base + v->offset / sizeof(float) + sample * v->sample_stride + row * v->row_stride;
 }
 
-const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number)
+CLB_WALK const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number)
 {
     return number == CLB_NONE ? NULL : frame->weights + frame->tensors[number].offset;
 }
 
-void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame *frame, uint32_t *sample, uint32_t *row,
-                   clb_tile *tile)
+CLB_WALK void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame *frame, uint32_t *sample, uint32_t *row,
+                            clb_tile *tile)
 {
     uint32_t n = 0;
     for (; n < CLB_TILE && *sample < samples; ++n) {
@@ -60,7 +60,7 @@ typedef struct {
 } row_task;
 
 /* Task `index` of an operation that computes every row by itself. */
-static void run_rows(void *arg, uint32_t index)
+CLB_STATIC_WALK void run_rows(void *arg, uint32_t index)
 {
     const row_task *t = arg;
     const size_t first = index * t->rows, all = (size_t)t->samples * t->op->rows;
@@ -69,29 +69,29 @@ static void run_rows(void *arg, uint32_t index)
     clb_tile tile;
     tile.w0 = (const float *)(const void *)clb_tensor_at(t->frame, t->op->w0);
     tile.w1 = (const float *)(const void *)clb_tensor_at(t->frame, t->op->w1);
-    tile.kernels = t->frame->ctx->kernels;
+    tile.kernels = CLB_KERNELS(t->frame->ctx);
     for (size_t at = first; at < end; at += CLB_TILE) {
         clb_next_tile(t->op, t->samples, t->frame, &sample, &row, &tile);
         t->kernel(t->op, &tile);
     }
 }
 
-void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t samples, const clb_frame *frame)
+CLB_WALK void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t samples, const clb_frame *frame)
 {
     enum { TASK_FLOATS = 1 << 12 }; /* below, handing work to threads costs more than it saves */
     const size_t all = (size_t)samples * op->rows;
     row_task task = {.op = op, .frame = frame, .kernel = kernel, .samples = samples, .rows = all};
-    uint64_t floats = 1; /* of a row; sizes that count nothing are 0 */
-    for (int axis = 0; axis < 4; ++axis) {
-        floats *= op->dims[axis] != 0 ? op->dims[axis] : 1;
-    }
-    if (frame->ctx->parallel != NULL && floats <= CLB_LIMIT) {
+    /* sizes that count nothing are 0; a row of more floats than fit 64 bits is one no memory holds */
+    const uint64_t floats = (uint64_t)(op->dims[0] | !op->dims[0]) * (op->dims[1] | !op->dims[1]) *
+                            (op->dims[2] | !op->dims[2]) * (op->dims[3] | !op->dims[3]);
+    if (frame->ctx->parallel != NULL && floats <= CLB_LIMIT && all * floats > TASK_FLOATS) {
         const size_t tiles = (size_t)(TASK_FLOATS / (floats * CLB_TILE));
         task.rows = (tiles != 0 ? tiles : 1) * CLB_TILE;
+        if (all > task.rows) {
+            const size_t tasks = (all + task.rows - 1) / task.rows;
+            frame->ctx->parallel(frame->ctx->parallel_user, run_rows, &task, (uint32_t)tasks);
+            return;
+        }
     }
-    if (all > task.rows) {
-        frame->ctx->parallel(frame->ctx->parallel_user, run_rows, &task, (uint32_t)((all + task.rows - 1) / task.rows));
-    } else {
-        run_rows(&task, 0);
-    }
+    run_rows(&task, 0);
 }

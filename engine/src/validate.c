@@ -2,22 +2,6 @@
  * enumeration, and that no operation can reach outside its memory. Trusts nothing but the bytes it has been given. */
 #include "internal.h"
 
-uint32_t clb_crc32(const void *data, uint64_t bytes)
-{
-    /* Half a byte at a time: 64 bytes of table instead of 1,024. Polynomial of IEEE 802.3, reflected. */
-    static const uint32_t table[16] = {0x00000000u, 0x1DB71064u, 0x3B6E20C8u, 0x26D930ACu, 0x76DC4190u, 0x6B6B51F4u,
-                                       0x4DB26158u, 0x5005713Cu, 0xEDB88320u, 0xF00F9344u, 0xD6D6A3E8u, 0xCB61B38Cu,
-                                       0x9B64C2B0u, 0x86D3D2D4u, 0xA00AE278u, 0xBDBDF21Cu};
-    const uint8_t *p = data;
-    uint32_t crc = 0xFFFFFFFFu;
-    for (uint64_t i = 0; i < bytes; ++i) {
-        crc ^= p[i];
-        crc = crc >> 4 ^ table[crc & 15u];
-        crc = crc >> 4 ^ table[crc & 15u];
-    }
-    return ~crc;
-}
-
 static int big_endian(void)
 {
     const uint16_t one = 1;
@@ -504,16 +488,4 @@ int clb_validate(const uint8_t *model, uint64_t size, clb_model *m)
         return COLIBRI_ERR_PROGRAM;
     }
     return certificate_fits(m, choices) ? COLIBRI_OK : COLIBRI_ERR_HEADER;
-}
-
-int clb_check_memory(const void *mem, size_t mem_size, const clb_model *m)
-{
-    _Static_assert(sizeof(colibri_context_t) <= CLB_HEAD_BYTES, "the context's head is reserved once for all targets");
-    if (mem == NULL) {
-        return COLIBRI_ERR_NULL;
-    }
-    if ((uintptr_t)mem % CLB_ALIGN_CONTEXT != 0) {
-        return COLIBRI_ERR_MISALIGNED;
-    }
-    return mem_size < m->header->context_bytes ? COLIBRI_ERR_MEMORY : COLIBRI_OK;
 }

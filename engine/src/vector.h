@@ -4,17 +4,8 @@
 
 #include <math.h> /* sqrtf only: correctly rounded, an instruction wherever there is one */
 
-/* Generated code says what its model uses; what it does not use is not compiled. */
-#if !defined(CLB_USED_UNARY)
-#define CLB_USED_UNARY (~0ull)
-#define CLB_USED_BINARY (~0ull)
-#define CLB_USED_PRODUCTS (~0ull)
-#define CLB_USED_PRODUCTS_Q (~0ull)
-#define CLB_USED_RESIDUAL 1
-#endif
-#define USED(which, number) (CLB_USED_##which >> (number) & 1)
-
-enum { STRIP = 32 }; /* floats a loop handles: a constant, so that its vector code has no other length to care for */
+/* Floats a loop handles: a constant, so that its vector code has no other length to care for. */
+enum { STRIP = CLB_SCALAR ? 1 : 32 };
 
 /* n floats, and zeros after them. */
 static void load_strip(float strip[STRIP], const float *from, size_t n)
@@ -125,7 +116,48 @@ static void mix(float weight, const float *value, float *total, size_t n, int fi
 
 /* One row as int8: in each group of 128 the scale is max|x| / 127, and q = x · (127 / max|x|) rounded to nearest even, or 0
  * where that is not below 127.5 (the factor is rounded, and its product with max|x| may pass 127). A NaN makes the scale
- * NaN. */
+ * NaN. Magnitudes compare as their bits do, with NaN above all; adding 1.5 · 2^23 rounds to nearest even and leaves the
+ * integer in the low bits. */
+static inline int32_t rounded(float x) { return (int32_t)(clb_bits(x + 0x1.8p+23f) - 0x4B400000u); }
+
+/* The scale of a group whose largest magnitude has these bits, and its factor. */
+static inline float scale_of(int32_t most, float *factor)
+{
+    const float largest = clb_from_bits((uint32_t)most);
+    *factor = largest > 0.0f ? 127.0f / largest : 0.0f;
+    return largest / 127.0f;
+}
+
+#if CLB_SCALAR
+static void quantize(const float *x, float *record, uint32_t cols)
+{
+    int32_t *sums = (int32_t *)(void *)(record + clb_ceil(cols, CLB_ACTIVATION_GROUP));
+    int8_t *q = (int8_t *)(void *)(sums + clb_ceil(cols, CLB_WEIGHT_GROUP));
+    float factor = 0.0f;
+    for (uint32_t at = 0; at < cols; at += CLB_WEIGHT_GROUP) {
+        if (at % CLB_ACTIVATION_GROUP == 0) {
+            int32_t most = 0;
+            for (uint32_t i = at; i < at + clb_min(cols - at, CLB_ACTIVATION_GROUP); ++i) {
+                const int32_t size = (int32_t)(clb_bits(x[i]) & 0x7FFFFFFFu);
+                most = size > most ? size : most;
+            }
+            *record++ = scale_of(most, &factor);
+        }
+        int32_t sum = 0;
+        uint32_t i = 0;
+        for (; i < clb_min(cols - at, CLB_WEIGHT_GROUP); ++i) {
+            int32_t whole = rounded(x[at + i] * factor);
+            whole = (uint32_t)(whole + 127) <= 254u ? whole : 0; /* what is not below 127.5 is no small integer */
+            *q++ = (int8_t)whole;
+            sum += whole;
+        }
+        for (; i < CLB_WEIGHT_GROUP; ++i) {
+            *q++ = 0;
+        }
+        *sums++ = sum;
+    }
+}
+#else
 static void quantize(const float *x, float *record, uint32_t cols)
 {
     const uint32_t groups = clb_ceil(cols, CLB_WEIGHT_GROUP);
@@ -139,7 +171,7 @@ static void quantize(const float *x, float *record, uint32_t cols)
             memset(part, 0, sizeof part);
             memcpy(part, x + start + n - rest, rest * sizeof(float));
         }
-        int32_t lanes[CLB_WEIGHT_GROUP] = {0}, most = 0; /* magnitudes compare as their bits do, with NaN above all */
+        int32_t lanes[CLB_WEIGHT_GROUP] = {0}, most = 0;
         for (uint32_t g = 0; g < full + (rest != 0); ++g) {
             const float *in = g < full ? x + start + g * CLB_WEIGHT_GROUP : part;
             for (uint32_t i = 0; i < CLB_WEIGHT_GROUP; ++i) {
@@ -150,17 +182,15 @@ static void quantize(const float *x, float *record, uint32_t cols)
         for (uint32_t i = 0; i < CLB_WEIGHT_GROUP; ++i) {
             most = lanes[i] > most ? lanes[i] : most;
         }
-        const float largest = clb_from_bits((uint32_t)most), factor = largest > 0.0f ? 127.0f / largest : 0.0f;
-        record[start / CLB_ACTIVATION_GROUP] = largest / 127.0f;
+        float factor;
+        record[start / CLB_ACTIVATION_GROUP] = scale_of(most, &factor);
         for (uint32_t g = 0; g < full + (rest != 0); ++g) {
             const float *in = g < full ? x + start + g * CLB_WEIGHT_GROUP : part;
             const uint32_t at = start / CLB_WEIGHT_GROUP + g;
             int32_t sum = 0, whole[CLB_WEIGHT_GROUP];
             for (uint32_t i = 0; i < CLB_WEIGHT_GROUP; ++i) {
                 const float scaled = in[i] * factor;
-                /* adding 1.5 · 2^23 rounds to nearest even and leaves the integer in the low bits */
-                const int32_t rounded = (int32_t)(clb_bits(scaled + 0x1.8p+23f) - 0x4B400000u);
-                whole[i] = clb_abs(scaled) < 127.5f ? rounded : 0;
+                whole[i] = clb_abs(scaled) < 127.5f ? rounded(scaled) : 0;
                 sum += whole[i];
             }
             for (uint32_t i = 0; i < CLB_WEIGHT_GROUP; ++i) {
@@ -170,14 +200,10 @@ static void quantize(const float *x, float *record, uint32_t cols)
         }
     }
 }
+#endif
 
-#define PRODUCT(which, layout, product) [CLB_LAYOUT_##layout] = USED(which, CLB_LAYOUT_##layout) ? product : NULL
 #define KERNELS(its_name)                                                                                              \
     {                                                                                                                  \
-        .name = its_name,                                                                                              \
-        .products = {PRODUCT(PRODUCTS, ROWS8_F32, product_f32), PRODUCT(PRODUCTS, ROWS8_F16, product_f16),             \
-                     PRODUCT(PRODUCTS, ROWS8_I8, product_i8)},                                                         \
-        .products_q = {PRODUCT(PRODUCTS_Q, ROWS8_I8, product_q_i8), PRODUCT(PRODUCTS_Q, ROWS8_I4, product_q_i4)},      \
-        .panel = panel, .residual = CLB_USED_RESIDUAL ? residual : NULL,                                               \
+        .name = its_name, .panel = panel, .residual = CLB_USED_RESIDUAL ? residual : NULL,                             \
         .quantize = CLB_USED_PRODUCTS_Q != 0 ? quantize : NULL, .unary = unary, .binary = binary, .mix = mix,          \
     }

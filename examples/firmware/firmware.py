@@ -92,7 +92,7 @@ def link(made: exporter.Export, rows: np.ndarray, board: Board, folder: Path, pr
     command = [
         target.compiler, *target.flags, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-ffunction-sections", "-nostartfiles",
         f"-DBOARD_MHZ={board.mhz}", f"-I{toolchain.engine_directory() / 'include'}", f"-I{folder}",
-        str(HERE / program), str(HERE / "board.c"), str(start), str(built.model_object), str(built.static_library),
+        str(HERE / program), str(HERE / "board.c"), str(start), str(built.model_object),
         "-T", str(HERE / "board.ld"), f"-Wl,--defsym=flash_at={board.flash:#x},--defsym=ram_at={board.ram:#x}",
         "-lm", "-Wl,--gc-sections", "-o", str(image),
     ]  # fmt: skip

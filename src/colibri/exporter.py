@@ -17,6 +17,7 @@ import numpy as np
 from colibri import spec, weights
 from colibri.certify import Certificate, certify
 from colibri.emit import c_source, model_bin
+from colibri.emit.c_source import PLAIN, Style
 from colibri.engine import Model, load
 from colibri.errors import ExportError
 from colibri.graph import Array, Graph
@@ -62,13 +63,10 @@ class Export:
     choices: list[Choice]
     quality: Quality | None
 
-    def files(self) -> dict[str, bytes]:
+    def files(self, style: Style = PLAIN) -> dict[str, bytes]:
         """The files of the export directory, by name."""
-        return {
-            "model.bin": self.image,
-            "model.h": c_source.header(self.program, self.image).encode(),
-            "model.c": c_source.source(self.program, self.image).encode(),
-        }
+        texts = c_source.files(self.program, self.image, style)
+        return {"model.bin": self.image, **{name: text.encode() for name, text in texts.items()}}
 
     def summary(self) -> dict[str, Any]:
         """The figures of the export."""
@@ -134,13 +132,13 @@ def _quantize(
     return new, choices, quality
 
 
-def write(export: Export, path: str | Path) -> Path:
+def write(export: Export, path: str | Path, style: Style = PLAIN) -> Path:
     """Write the export to the directory `path`, or model.bin alone where `path` ends in .bin; returns its model.bin.
 
     Each file is replaced by rename, so a process that has the old one mapped keeps it whole.
     """
     path = Path(path)
-    files = {path: export.image} if path.suffix == ".bin" else {path / n: data for n, data in export.files().items()}
+    files = {path: export.image} if path.suffix == ".bin" else {path / n: data for n, data in export.files(style).items()}
     try:
         for target, data in files.items():
             target.parent.mkdir(parents=True, exist_ok=True)

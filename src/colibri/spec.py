@@ -23,7 +23,6 @@ ALIGN_CONTEXT = 64  # of the caller's block
 ALIGN_BUFFER = 32  # of every planned buffer inside the block
 ALIGN_EXPERT = 4096  # of every expert in the file, unless the exporter is told otherwise
 HEAD_BYTES = 128  # the block's first bytes hold colibri_context_t on every target
-TILE = 8  # rows a kernel is handed at once
 EXPERT_TILE = 64  # tokens an expert takes at once, so that its weights are read once for all of them
 LANES = 8  # output rows interleaved in a weight matrix; partial sums of a reduction
 GROUP = 256  # inputs summed in one chain before the chains are added up
@@ -228,7 +227,7 @@ ENUMS: dict[str, Sequence[str]] = {
 
 LIMITS = {
     "FORMAT_VERSION": FORMAT_VERSION, "ALIGN_MODEL": ALIGN_MODEL, "ALIGN_CONTEXT": ALIGN_CONTEXT,
-    "ALIGN_BUFFER": ALIGN_BUFFER, "HEAD_BYTES": HEAD_BYTES, "TILE": TILE, "EXPERT_TILE": EXPERT_TILE, "LANES": LANES,
+    "ALIGN_BUFFER": ALIGN_BUFFER, "HEAD_BYTES": HEAD_BYTES, "EXPERT_TILE": EXPERT_TILE, "LANES": LANES,
     "GROUP": GROUP, "ACTIVATION_GROUP": ACTIVATION_GROUP, "WEIGHT_GROUP": WEIGHT_GROUP, "LIMIT": LIMIT,
     "MAX_BATCH": MAX_BATCH, "MAX_EXPERTS": MAX_EXPERTS, "CELL_ROWS": CELL_ROWS,
     "CELL_COLS": CELL_COLS,

@@ -94,6 +94,6 @@ V vi high_nibbles(vi both) { return low_nibbles(_mm256_srli_epi16(both, 4)); }
 
 #include "tile.h"
 
-const clb_kernels clb_kernels_avx2 = KERNELS("avx2");
+CLB_INTERNAL const clb_kernels clb_kernels_avx2 = KERNELS("avx2");
 
 #endif

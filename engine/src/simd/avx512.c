@@ -81,6 +81,6 @@ V vi high_nibbles(vi both) { return low_nibbles(_mm512_srli_epi16(both, 4)); }
 
 #include "tile.h"
 
-const clb_kernels clb_kernels_avx512 = KERNELS("avx512");
+CLB_INTERNAL const clb_kernels clb_kernels_avx512 = KERNELS("avx512");
 
 #endif

@@ -6,15 +6,26 @@
 
 /* Float rows: groups of 256 inputs are summed from +0, and the groups added in order. */
 #define FLOAT_PRODUCT(name, type, weight)                                                                              \
-    static void name(const uint8_t *matrix, size_t stride, uint32_t blocks, const clb_tile *tile, uint32_t cols,       \
-                     float total[CLB_TILE][CLB_WIDTH])                                                                 \
+    static void name(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,       \
+                     uint32_t cols, float total[CLB_TILE][CLB_WIDTH])                                                  \
     {                                                                                                                  \
         for (uint32_t b = 0; b < blocks; ++b) {                                                                        \
             const type *w = (const type *)(const void *)(matrix + b * stride);                                         \
             for (uint32_t row = 0; row < tile->rows; ++row) {                                                          \
                 const float *x = tile->a[row];                                                                         \
+                float *out = total[row] + b * CLB_LANES;                                                               \
                 for (uint32_t start = 0; start < cols; start += CLB_GROUP) {                                           \
                     const uint32_t end = start + clb_min(cols - start, CLB_GROUP);                                     \
+                    if (CLB_SCALAR && b == blocks - 1 && live < CLB_LANES / 2) {                                       \
+                        for (uint32_t lane = 0; lane < live; ++lane) {                                                 \
+                            float chain = 0.0f;                                                                        \
+                            for (uint32_t k = start; k < end; ++k) {                                                   \
+                                chain += (weight)*x[k];                                                                \
+                            }                                                                                          \
+                            out[lane] += chain;                                                                        \
+                        }                                                                                              \
+                        continue;                                                                                      \
+                    }                                                                                                  \
                     float chain[CLB_LANES] = {0};                                                                      \
                     for (uint32_t k = start; k < end; ++k) {                                                           \
                         for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {                                            \
@@ -22,7 +33,7 @@
                         }                                                                                              \
                     }                                                                                                  \
                     for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {                                                \
-                        total[row][b * CLB_LANES + lane] += chain[lane];                                                            \
+                        out[lane] += chain[lane];                                                                      \
                     }                                                                                                  \
                 }                                                                                                      \
             }                                                                                                          \
@@ -35,53 +46,53 @@ FLOAT_PRODUCT(product_f16, uint16_t, clb_half(w[(size_t)k * CLB_LANES + lane]))
 FLOAT_PRODUCT(product_i8, int8_t,
               (float)w[CLB_LANES * sizeof(float) + (size_t)(k / 4) * 4 * CLB_LANES + lane * 4 + k % 4])
 
-/* sum[row] += 4 weights of each of 8 rows times 4 inputs. */
+/* sum[i] += 4 weights of each of QUARTER rows times 4 inputs: as many sums as a small core's registers hold. */
+enum { QUARTER = 4 };
+
 #if defined(__ARM_FEATURE_DSP)
 #include <arm_acle.h>
 
 /* Two of four bytes, the first and third or the second and fourth, as 16-bit numbers. */
-static inline int16x2_t pair_of(uint32_t four, int odd)
-{
-    return __sxtb16(odd ? four >> 8 | four << 24 : four);
-}
+static inline int16x2_t even_of(uint32_t four) { return __sxtb16(four); }
+static inline int16x2_t odd_of(uint32_t four) { return __sxtb16(four >> 8 | four << 24); }
 
-static inline void add_four(int32_t sum[CLB_LANES], const uint32_t weights[CLB_LANES], uint32_t inputs)
+static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER], uint32_t inputs)
 {
-    const int16x2_t even = pair_of(inputs, 0), odd = pair_of(inputs, 1);
-    for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
-        sum[lane] = __smlad(pair_of(weights[lane], 0), even, __smlad(pair_of(weights[lane], 1), odd, sum[lane]));
+    const int16x2_t even = even_of(inputs), odd = odd_of(inputs);
+    for (uint32_t i = 0; i < QUARTER; ++i) {
+        sum[i] = __smlad(even_of(weights[i]), even, __smlad(odd_of(weights[i]), odd, sum[i]));
     }
 }
 #else
-static inline void add_four(int32_t sum[CLB_LANES], const uint32_t weights[CLB_LANES], uint32_t inputs)
+static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER], uint32_t inputs)
 {
     const int8_t *w = (const int8_t *)(const void *)weights, *x = (const int8_t *)(const void *)&inputs;
-    for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
-        for (uint32_t i = 0; i < 4; ++i) {
-            sum[lane] += w[lane * 4 + i] * x[i];
-        }
+    for (uint32_t i = 0; i < QUARTER; ++i) {
+        sum[i] += w[i * 4] * x[0] + w[i * 4 + 1] * x[1] + w[i * 4 + 2] * x[2] + w[i * 4 + 3] * x[3];
     }
 }
 #endif
 
 /* Quantised rows: exact integer sums, |sum| ≤ 128 · 127 · 127 < 2^21 in a group, added as floats in order. Inputs and
  * weights are padded with zeros to 4. */
-static void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t blocks, const clb_tile *tile, uint32_t cols,
-                         float total[CLB_TILE][CLB_WIDTH])
+static void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,
+                         uint32_t cols, float total[CLB_TILE][CLB_WIDTH])
 {
-    for (uint32_t b = 0; b < blocks; ++b) {
-        const uint32_t *w = (const uint32_t *)(const void *)(matrix + b * stride + CLB_LANES * sizeof(float));
+    const uint32_t outputs = (blocks - 1) * CLB_LANES + live;
+    for (uint32_t at = 0; at < outputs; at += QUARTER) {
+        const uint8_t *block = matrix + at / CLB_LANES * stride + CLB_LANES * sizeof(float);
         for (uint32_t row = 0; row < tile->rows; ++row) {
             const clb_record x = clb_record_at(tile->a[row], cols);
-            const uint32_t *q = (const uint32_t *)(const void *)x.q;
-            for (uint32_t start = 0; start < cols; start += CLB_ACTIVATION_GROUP) {
-                const uint32_t end = start + clb_min(cols - start, CLB_ACTIVATION_GROUP);
-                int32_t sum[CLB_LANES] = {0};
-                for (uint32_t four = start / 4; four < clb_ceil(end, 4); ++four) {
-                    add_four(sum, w + (size_t)four * CLB_LANES, q[four]);
+            const uint32_t *w = (const uint32_t *)(const void *)block + at % CLB_LANES;
+            const uint32_t *q = (const uint32_t *)(const void *)x.q, *end = q + clb_ceil(cols, 4);
+            for (const float *scale = x.scale; q < end; ++scale) {
+                const uint32_t *stop = q + clb_min((uint32_t)(end - q), CLB_ACTIVATION_GROUP / 4);
+                int32_t sum[QUARTER] = {0};
+                for (; q < stop; ++q, w += CLB_LANES) {
+                    add_four(sum, w, *q);
                 }
-                for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
-                    total[row][b * CLB_LANES + lane] += (float)sum[lane] * x.scale[start / CLB_ACTIVATION_GROUP];
+                for (uint32_t i = 0; i < QUARTER; ++i) {
+                    total[row][at + i] += (float)sum[i] * *scale;
                 }
             }
         }
@@ -89,9 +100,10 @@ static void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t blocks, 
 }
 
 /* The nibbles are the weights plus 8, so that 8 · Σ inputs is taken off again; |sum| ≤ 32 · 15 · 127 < 2^16. */
-static void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t blocks, const clb_tile *tile, uint32_t cols,
-                         float total[CLB_TILE][CLB_WIDTH])
+static void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,
+                         uint32_t cols, float total[CLB_TILE][CLB_WIDTH])
 {
+    (void)live;
     const uint32_t groups = clb_ceil(cols, CLB_WEIGHT_GROUP);
     for (uint32_t b = 0; b < blocks; ++b) {
         for (uint32_t row = 0; row < tile->rows; ++row) {
@@ -109,8 +121,10 @@ static void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t blocks, 
                         low[lane] = both[four * CLB_LANES + lane] & 0x0F0F0F0Fu;
                         high[lane] = both[four * CLB_LANES + lane] >> 4 & 0x0F0F0F0Fu;
                     }
-                    add_four(sum, low, q[four]);
-                    add_four(sum, high, q[four + 4]);
+                    for (uint32_t lane = 0; lane < CLB_LANES; lane += QUARTER) {
+                        add_four(sum + lane, low + lane, q[four]);
+                        add_four(sum + lane, high + lane, q[four + 4]);
+                    }
                 }
                 for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
                     /* unsigned, because a hostile program may hand over a record that is none */
@@ -129,4 +143,4 @@ static void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t blocks, 
     }
 }
 
-const clb_kernels clb_kernels_plain = KERNELS("plain");
+CLB_INTERNAL const clb_kernels clb_kernels_plain = KERNELS("plain");

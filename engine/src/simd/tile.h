@@ -172,7 +172,7 @@ INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, const c
 /* One group of inputs at a time, whose weights stay in the first cache while all rows of the tile pass over them. All rows
  * are covered with tiles of constant size, TILE(first vector, vectors, stride, first row, rows). */
 #define SHAPE(TILE, nr, nv)                                                                                            \
-    for (; row + (nr) <= rows; row += (nr)) {                                                                          \
+    for (; (nr) <= CLB_TILE && row + (nr) <= rows; row += (nr)) {                                                                          \
         uint32_t v = 0;                                                                                                \
         for (; v + (nv) <= full; v += (nv)) {                                                                          \
             TILE(v, nv, stride, row, nr);                                                                              \
@@ -188,7 +188,7 @@ INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, const c
         COVER(TILE)                                                                                                    \
     }
 #define ARGUMENTS                                                                                                      \
-    const uint8_t *matrix, size_t stride, uint32_t blocks, const clb_tile *tile, uint32_t cols,                        \
+    const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile, uint32_t cols,         \
         float total[CLB_TILE][CLB_WIDTH]
 #define VECTOR(v) matrix + (size_t)(v) * WIDE * stride
 #define TOTAL(v, row) (totals *)(void *)(total[row] + (v) * WIDE * CLB_LANES)
@@ -201,12 +201,14 @@ INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, const c
     static void name(ARGUMENTS)                                                                                        \
     {                                                                                                                  \
         const enum format format = its_format;                                                                         \
+        (void)live; /* a whole vector takes no longer than a part */                                                   \
         GROUPS(COVER, FLOAT_TILE, CLB_GROUP)                                                                                  \
     }
 #define QUANTIZED_PRODUCT(name, COVER, TILE)                                                                           \
     static void name(ARGUMENTS)                                                                                        \
     {                                                                                                                  \
         clb_record x[CLB_TILE];                                                                                        \
+        (void)live;                                                                                                    \
         for (uint32_t i = 0; i < tile->computed; ++i) {                                                                \
             x[i] = clb_record_at(tile->a[i], cols);                                                                    \
         }                                                                                                              \

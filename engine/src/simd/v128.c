@@ -251,6 +251,6 @@ V vi q4_end(q4sum sum, int32_t inputs)
 
 #include "tile.h"
 
-const clb_kernels CLB_V128 = KERNELS(CLB_V128_NAME);
+CLB_INTERNAL const clb_kernels CLB_V128 = KERNELS(CLB_V128_NAME);
 
 #endif

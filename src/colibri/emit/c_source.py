@@ -3,150 +3,150 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from colibri import spec
-from colibri.graph import BINARY, UNARY
-from colibri.program import Op, Program
+from colibri.emit import c_program
+from colibri.emit.c_text import comment
+from colibri.errors import ExportError
+from colibri.package import Package, parse
+from colibri.program import Program
 
 _EMBED_LIMIT = 4 << 20  # bytes; above, a C array takes compilers minutes and gigabytes
+_FUNCTIONS = (
+    "colibri_context_t *{p}_init(void *mem, size_t mem_size, const uint8_t *model_bin);",
+    "void {p}_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size);",
+    "void {p}_free(colibri_context_t *ctx);",
+    "size_t {p}_model_size(const uint8_t *model_bin);",
+    "int {p}_get_num_experts(const uint8_t *model_bin);",
+    "int {p}_selftest(colibri_context_t *ctx, float *output);",
+)
 
 
-def header(program: Program, image: bytes) -> str:
-    """The text of model.h."""
+@dataclass(frozen=True)
+class Style:
+    """How the C is written. `prefix` is what its names begin with, so that several models can live in one firmware;
+    `expert_sections` gives each expert's weights a section of their own, for a linker to place.
+    """
+
+    prefix: str = "colibri"
+    expert_sections: bool = False
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", self.prefix):
+            raise ExportError(f"prefix {self.prefix!r} is no name: use up to 32 lower-case letters, digits and _")
+
+
+PLAIN = Style()
+
+
+def files(program: Program, image: bytes, style: Style) -> dict[str, str]:
+    """The texts of model.h and model.c, and with sections for experts of experts.ld, by file name."""
+    package = parse(np.frombuffer(image, np.uint8), "model.bin")
+    texts = {"model.h": _header(program, package, style), "model.c": _source(program, package, style)}
+    if style.expert_sections:
+        texts["experts.ld"] = _linker_lines(package)
+    return texts
+
+
+def _header(program: Program, package: Package, style: Style) -> str:
+    name = style.prefix.upper()
     constants = {
-        "MODEL_BYTES": (len(image), "flash the model takes"),
-        "MODEL_CONTEXT_BYTES": (program.context_bytes, "RAM a context takes: colibri_model_size()"),
-        "MODEL_MAX_BATCH": (program.max_batch, "largest batch_size"),
-        "MODEL_INPUT_SIZE": (program.input_floats, "floats of one input row"),
-        "MODEL_OUTPUT_SIZE": (program.output_floats, "floats of one output row"),
-        "MODEL_LAYERS": (len(program.layers), "MoE layers"),
-        "MODEL_EXPERTS": (len(program.experts), "experts in all layers: colibri_get_num_experts()"),
-        "MODEL_WORST_MACS": (program.macs, "multiply-accumulates of one row, costliest route"),
-        "MODEL_WORST_WEIGHT_BYTES": (program.weight_bytes, "weight bytes one row reads, costliest route"),
+        "BYTES": (len(package.data), "flash the model takes"),
+        "CONTEXT_BYTES": (program.context_bytes, f"RAM a context takes: {style.prefix}_model_size()"),
+        "MAX_BATCH": (program.max_batch, "largest batch_size"),
+        "INPUT_SIZE": (program.input_floats, "floats of one input row"),
+        "OUTPUT_SIZE": (program.output_floats, "floats of one output row"),
+        "LAYERS": (len(program.layers), "MoE layers"),
+        "EXPERTS": (len(program.experts), f"experts in all layers: {style.prefix}_get_num_experts()"),
+        "WORST_MACS": (program.macs, "multiply-accumulates of one row, costliest route"),
+        "WORST_WEIGHT_BYTES": (program.weight_bytes, "weight bytes one row reads, costliest route"),
     }
-    offset = 0
     lines = [
-        f"/* {_comment(program.name)}: sizes of this model. Written by colibri {spec.VERSION}; do not edit. */",
-        "#ifndef COLIBRI_MODEL_H", "#define COLIBRI_MODEL_H", "", "#include <stdint.h>", "",
+        f"/* {comment(program.name)}: sizes of this model. Written by colibri {spec.VERSION}; do not edit. */",
+        f"#ifndef {name}_MODEL_H", f"#define {name}_MODEL_H", "", "#include <stdint.h>" if style == PLAIN else '#include "colibri.h"', "",
     ]  # fmt: skip
-    lines += [f"#define COLIBRI_{name} {value}u /* {doc} */" for name, (value, doc) in constants.items()]
+    lines += [f"#define {name}_MODEL_{key} {value}u /* {doc} */" for key, (value, doc) in constants.items()]
     for kind, ports in (("input", program.inputs), ("output", program.outputs)):
         offset = 0
-        for name, shape in ports:
-            floats = 1
-            for n in shape:
-                floats *= n
-            lines.append(
-                f"/* {kind} {_comment(name)}: shape {list(shape)}, floats {offset} to {offset + floats - 1} of a row */"
-            )
-            offset += floats
+        for port, shape in ports:
+            end = offset + prod(shape) - 1
+            lines.append(f"/* {kind} {comment(port)}: shape {list(shape)}, floats {offset} to {end} of a row */")
+            offset = end + 1
+    size = "" if style.expert_sections else f"{name}_MODEL_BYTES"
+    lines += ["", f"extern const uint8_t {style.prefix}_model[{size}]; /* {spec.ALIGN_MODEL}-byte aligned */", ""]
+    if style.prefix != "colibri":
+        lines += ["/* As in colibri.h and colibri_inspect.h, for this model; model.c compiled with COLIBRI_GENERATED has them. */",
+                  *(declaration.format(p=style.prefix) for declaration in _FUNCTIONS), ""]  # fmt: skip
     lines += [
-        "",
-        f"extern const uint8_t colibri_model[COLIBRI_MODEL_BYTES]; /* {spec.ALIGN_MODEL}-byte aligned */",
-        "",
         "#if defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L",
-        f'_Static_assert(COLIBRI_MODEL_CONTEXT_BYTES >= {spec.HEAD_BYTES}u, "the context holds its own head");',
-        "_Static_assert(COLIBRI_MODEL_BYTES <= SIZE_MAX / 4 && COLIBRI_MODEL_CONTEXT_BYTES <= SIZE_MAX / 4,",
+        f'_Static_assert({name}_MODEL_CONTEXT_BYTES >= {spec.HEAD_BYTES}u, "the context holds its own head");',
+        f"_Static_assert({name}_MODEL_BYTES <= SIZE_MAX / 4 && {name}_MODEL_CONTEXT_BYTES <= SIZE_MAX / 4,",
         '               "the model does not fit this target\'s address space");',
-        "#endif",
-        "",
-        "#endif",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def source(program: Program, image: bytes) -> str:
-    """The text of model.c: the model's bytes, and under COLIBRI_GENERATED its program as code."""
-    return _bytes(program, image) + "\n" + _generated(program, image)
-
-
-def _generated(program: Program, image: bytes) -> str:
-    """The program as straight-line calls of the engine's kernels, for firmware that carries only what it uses."""
-    ops = [*program.ops, *program.expert_ops]
-    unary = {UNARY.index(f) for op in ops for f in _functions(op)}
-    binary = {BINARY.index(op.func) for op in ops if op.code == "map2"}
-    products, quantized = (
-        {spec.LAYOUTS.index(op.w0.layout) for op in ops if op.code == code and op.w0} for code in ("linear", "linear_q")
-    )
-    header = np.frombuffer(image[: spec.HEADER.bytes], spec.HEADER.dtype)[0]
-    lines = [
-        "#if defined(COLIBRI_GENERATED) /* compile with -I of the engine's src and link libcolibri.a */",
-        *(f"#define CLB_USED_{name} {sum(1 << n for n in used):#x}ull" for name, used in
-          (("UNARY", unary), ("BINARY", binary), ("PRODUCTS", products), ("PRODUCTS_Q", quantized))),
-        f"#define CLB_USED_RESIDUAL {int(any(op.w2 for op in ops))}",
-        f"#define MODEL_OPS_OFFSET {int(header['ops_offset'])}",
-        '#include "generated.h"', "",
+        "#endif", "", "#endif", "",
     ]  # fmt: skip
-    first = len(program.ops)
-    programs = sorted({(expert.layer, expert.first_op, expert.ops) for expert in program.experts})
-    for layer in range(len(program.layers)):
-        lines += [f"static void expert_{layer}(const clb_expert *expert, uint32_t count, const clb_frame *frame)", "{"]
-        mine = [(start, count) for number, start, count in programs if number == layer]
-        if len(mine) > 1:
-            lines.append("    switch (expert->first_op) {")
-            for start, count in mine:
-                lines += [f"    case {first + start}:", *_calls(ops, first + start, count, "count", "        "),
-                          "        break;"]  # fmt: skip
-            lines.append("    }")
-        else:
-            lines += ["    (void)expert;", *_calls(ops, first + mine[0][0], mine[0][1], "count", "    ")]
-        lines += ["}", ""]
-    lines += ["static void program(const clb_model *model, uint32_t samples, const clb_frame *frame)", "{",
-              *(["    (void)model;"] if not program.layers else []), *_calls(ops, 0, first, "samples", "    "),
-              "}", "#endif", ""]  # fmt: skip
     return "\n".join(lines)
 
 
-def _functions(op: Op) -> list[str]:
-    """The elementwise functions an operation needs."""
-    used = [op.func] if op.code in ("linear", "linear_q", "map1") else []
-    return [f for f in (*used, op.before) if f != "identity"]
+def _source(program: Program, package: Package, style: Style) -> str:
+    """model.c: the model's bytes, and under COLIBRI_GENERATED its program as code."""
+    model, size = f"{style.prefix}_model", len(package.data)
+    places = [int(e["offset"]) for e in package.experts]
+    lines = [f"/* {comment(program.name)}: the model. Written by colibri {spec.VERSION}; do not edit. */",
+             '#include "model.h"', ""]  # fmt: skip
+    if style.expert_sections:
+        lines += ["#if !defined(COLIBRI_GENERATED)",
+                  "#error \"with experts in sections of their own the model is no single block: compile as firmware\"",
+                  "#endif", ""]  # fmt: skip
+        shared = int(package.header["meta_bytes"]) + int(package.header["shared_bytes"])
+        lines += _array(package, model, ".rodata.model", 0, shared)
+        for n, (place, e) in enumerate(zip(places, package.experts, strict=True)):
+            lines += _array(package, f"{model}_expert_{n}", f".rodata.model.expert_{n}", place, int(e["bytes"]))
+        experts = [f"{model}_expert_{n}" for n in range(len(places))]
+    else:
+        lines += _array(package, model, ".rodata.model", 0, size)
+        experts = [f"{model} + {place}" for place in places]
+    lines += ["#if defined(COLIBRI_GENERATED) /* compile with -I of the engine's include and src; needs no library */"]
+    if style.prefix != "colibri":
+        names = ["model", *(re.findall(r"{p}_(\w+)", f)[0] for f in _FUNCTIONS)]
+        lines += [f"#define colibri_{name} {style.prefix}_{name}" for name in names]
+    lines += [c_program.text(program, package, experts) + "#endif", ""]
+    return "\n".join(lines)
 
 
-def _calls(ops: Sequence[Op], first: int, count: int, samples: str, indent: str) -> list[str]:
-    """A call for each of `count` operations from `first` on."""
-    calls = []
-    for n, op in enumerate(ops[first : first + count], first):
-        if op.code == "moe":
-            call = f"clb_run_moe(model, OP({n}), expert_{op.layer}, {samples}, frame);"
-        elif op.code in ("linear", "linear_q"):
-            call = f"clb_run_linear(OP({n}), {samples}, frame);"
-        else:
-            call = f"clb_run_rows(clb_{op.code}, OP({n}), {samples}, frame);"
-        calls.append(f"{indent}{call} /* {_comment(op.comment)} */")
-    return calls
+def _array(package: Package, symbol: str, section: str, first: int, size: int) -> list[str]:
+    """Some bytes of the model in a section of flash; where they are many, the assembler takes them from model.bin."""
+    if len(package.data) > _EMBED_LIMIT:
+        return [
+            "/* model.bin must be on the assembler's include path (-Wa,-I…). */",
+            f"extern const uint8_t {symbol}[];",
+            f'__asm__(".section {section},\\"a\\"\\n"', f'        ".balign {spec.ALIGN_MODEL}\\n"',
+            f'        ".globl {symbol}\\n"', f'        "{symbol}:\\n"',
+            f'        ".incbin \\"model.bin\\", {first}, {size}\\n"', '        ".previous\\n");', "",
+        ]  # fmt: skip
+    data = package.data[first : first + size].tobytes()
+    rows = (data[at : at + 20] for at in range(0, size, 20))
+    return [
+        "#if defined(__GNUC__) && !defined(__APPLE__)", f'__attribute__((section("{section}")))', "#endif",
+        f"_Alignas({spec.ALIGN_MODEL}) const uint8_t {symbol}[{size}] = {{",
+        *("    " + ", ".join(f"0x{b:02X}" for b in row) + "," for row in rows), "};", "",
+    ]  # fmt: skip
 
 
-def _bytes(program: Program, image: bytes) -> str:
-    """The model's bytes; a model too large for a C array is pulled in from model.bin by the assembler."""
-    head = (
-        f"/* {_comment(program.name)}: the model. Written by colibri {spec.VERSION}; do not edit. */\n"
-        '#include "model.h"\n\n'
-    )
-    if len(image) > _EMBED_LIMIT:
-        return head + (
-            "/* model.bin must be on the assembler's include path (-Wa,-I…). */\n"
-            '__asm__(".section .rodata.model,\\"a\\"\\n"\n'
-            f'        ".balign {spec.ALIGN_MODEL}\\n"\n'
-            '        ".globl colibri_model\\n"\n'
-            '        "colibri_model:\\n"\n'
-            '        ".incbin \\"model.bin\\"\\n"\n'
-            '        ".previous\\n");\n'
-        )
-    rows = "\n".join(
-        "    " + ", ".join(f"0x{b:02X}" for b in image[at : at + 20]) + "," for at in range(0, len(image), 20)
-    )
-    return head + (
-        "#if defined(__GNUC__) && !defined(__APPLE__)\n"
-        '__attribute__((section(".rodata.model")))\n'
-        "#endif\n"
-        f"_Alignas({spec.ALIGN_MODEL}) const uint8_t colibri_model[COLIBRI_MODEL_BYTES] = {{\n{rows}\n}};\n"
-    )
-
-
-def _comment(text: str) -> str:
-    return re.sub(r"[^\w .,+-]", "_", text)
+def _linker_lines(package: Package) -> str:
+    """Lines for a linker script that place experts' weights, the most used first."""
+    order = sorted(range(len(package.experts)), key=lambda n: -float(package.experts[n]["frequency"]))
+    lines = [
+        "/* The experts' weights, the most used on the calibration data first. Include this in an output section of fast",
+        "   memory before the section that takes .rodata, without the lines of experts that stay where .rodata is:",
+        "   .experts : ALIGN(64) { experts_start = .; INCLUDE experts.ld experts_end = .; } > FAST AT > FLASH",
+        "   and let the start-up code copy it there from LOADADDR(.experts). */",
+    ]
+    for n in order:
+        e = package.experts[n]
+        lines.append(f"*(.rodata.model.expert_{n}) /* layer {e['layer']}, expert {e['index']}: {float(e['frequency']):.1%} of "
+                     f"its layer's tokens, {e['bytes']} bytes */")  # fmt: skip
+    return "\n".join([*lines, ""])

@@ -1,0 +1,142 @@
+"""Writes a model's program as C: the operations as constants, and straight-line calls of the engine's kernels on them.
+
+The engine's `generated.h` makes one unit of it; the compiler folds the constants into the calls, so that the records
+themselves take no place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from colibri import spec
+from colibri.emit.c_text import comment
+from colibri.package import Package
+from colibri.program import Op, Program
+
+_ENUMS = {"code": "op", "space": "space", "layout": "layout", "scope": "scope", "score": "score",
+          "normalize": "normalize", "before": "unary"}  # fmt: skip
+_NO_TENSOR = ("w0", "w1", "w2")
+
+
+def text(program: Program, package: Package, experts: Sequence[str]) -> str:
+    """The C of a planned program, whose records `package` holds; `experts` says in C where each expert's weights are."""
+    ops = [*program.ops, *program.expert_ops]
+    lines = [
+        *(f"#define CLB_USED_{name} {sum(1 << n for n in used):#x}ull" for name, used in _used(package)),
+        f"#define CLB_USED_RESIDUAL {int(any(op.w2 for op in ops))}",
+        f"#define CLB_TILE {_tile(program)}u", '#include "generated.h"', "",
+    ]  # fmt: skip
+    lines += _table("clb_op", "ops", package.ops, [op.comment for op in ops])
+    lines += _table("clb_tensor", "tensors", package.tensors, [t.name for t in program.tensors])
+    if program.layers:
+        lines += _table("clb_layer", "layers", package.layers, [str(layer.router) for layer in program.layers])
+        lines += ["static const uint8_t *const expert_at[] = {", *(f"    {place}," for place in experts), "};", ""]
+    for n, layer in enumerate(program.layers):
+        lines += [f"/* {comment(str(layer.router))} */",
+                  f"static void route_{n}(const clb_layer *layer, const float *logits, int32_t *experts, float *weights)",
+                  "{", "    (void)layer;", f"    clb_route(&layers[{n}], logits, experts, weights);", "}", ""]  # fmt: skip
+    if program.layers:
+        names = ", ".join(f"route_{n}" for n in range(len(program.layers)))
+        lines += [f"static clb_router *const routers[] = {{{names}}};", ""]
+    for n in range(len(program.layers)):
+        lines += [*_expert_function(program, package, n, ops), ""]
+    samples = "1u" if program.max_batch == 1 else "samples"
+    lines += ["static inline void program(uint32_t samples, clb_frame *frame)", "{",
+              *(["    (void)samples;"] if samples == "1u" else []), "    frame->tensors = tensors;",
+              *_calls(ops, range(len(program.ops)), samples, "    "), "}", ""]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _used(package: Package) -> Iterable[tuple[str, set[int]]]:
+    """What the operations need: numbers of elementwise functions, and layouts of matrices for float and int8 rows."""
+    code = {name: n for n, name in enumerate(spec.OPCODES)}
+    unary: set[int] = set()
+    found: dict[str, set[int]] = {"BINARY": set(), "PRODUCTS": set(), "PRODUCTS_Q": set()}
+    for op in package.ops:
+        if op["code"] in (code["linear"], code["linear_q"]):
+            name = "PRODUCTS" if op["code"] == code["linear"] else "PRODUCTS_Q"
+            found[name].add(int(package.tensors[op["w0"]]["layout"]))
+        if op["code"] == code["map2"]:
+            found["BINARY"].add(int(op["func"]))
+        if op["code"] in (code["linear"], code["linear_q"], code["map1"]):
+            unary.add(int(op["func"]))
+        unary.add(int(op["before"]))
+    return [("UNARY", unary - {0}), *found.items()]
+
+
+def _tile(program: Program) -> int:
+    """Rows a kernel can be handed at once: a power of two up to the engine's own 8."""
+    rows = [op.rows * program.max_batch for op in program.ops]
+    rows += [program.expert_ops[e.first_op + n].rows * program.layers[e.layer].tile
+             for e in program.experts for n in range(e.ops)]  # fmt: skip
+    return int(min(8, 1 << (max(rows) - 1).bit_length()))
+
+
+def _expert_function(program: Program, package: Package, layer: int, ops: Sequence[Op]) -> list[str]:
+    """The function that runs an expert of a layer; experts of one shape share their operations."""
+    count = "1u" if program.layers[layer].tile == 1 else "count"
+    head = [f"static inline void run_expert_{layer}(uint32_t expert, uint32_t count, clb_frame *frame)", "{",
+            *(["    (void)count;"] if count == "1u" else []), "    frame->weights = expert_at[expert];"]  # fmt: skip
+    shapes: dict[tuple[int, int], list[int]] = {}
+    for number, record in enumerate(package.experts):
+        if record["layer"] == layer:
+            shapes.setdefault((int(record["first_op"]), int(record["ops"])), []).append(number)
+    if len(shapes) == 1:
+        first, size = next(iter(shapes))
+        return [*head, *_calls(ops, range(first, first + size), count, "    "), "}"]
+    body = []
+    for (first, size), numbers in shapes.items():
+        body += [f"    {' '.join(f'case {n}:' for n in numbers)}",
+                 *_calls(ops, range(first, first + size), count, "        "), "        break;"]  # fmt: skip
+    return [*head, "    switch (expert) {", *body, "    default: break;", "    }", "}"]
+
+
+def _calls(ops: Sequence[Op], numbers: Iterable[int], samples: str, indent: str) -> list[str]:
+    calls = []
+    for n in numbers:
+        op = ops[n]
+        if op.code == "moe":
+            call = (f"clb_run_moe(&layers[{op.layer}], &ops[{n}], routers[{op.layer}], run_expert_{op.layer}, {samples}, "
+                    "frame);")  # fmt: skip
+        elif op.code in ("linear", "linear_q"):
+            call = f"clb_run_linear(&ops[{n}], {samples}, frame);"
+        else:
+            call = f"clb_run_rows(clb_{op.code}, &ops[{n}], {samples}, frame);"
+        calls.append(indent + call)
+    return calls
+
+
+def _table(kind: str, name: str, records: Any, comments: Sequence[str]) -> list[str]:
+    """An array of records, each with a comment."""
+    lines = [f"static const {kind} {name}[] = {{"]
+    for n, (record, about) in enumerate(zip(records, comments, strict=True)):
+        lines += [f"    /* {n}: {comment(about)} */", f"    {_initializer(record)},"]
+    return [*lines, "};", ""]
+
+
+def _initializer(record: Any) -> str:
+    """A record as a C initialiser: the fields that are not zero, by name."""
+    parts = [f".{field} = {_value(field, record[field])}" for field in record.dtype.names if _bytes_of(record[field])]
+    return "{" + ", ".join(parts or ["0"]) + "}"
+
+
+def _bytes_of(value: Any) -> bool:
+    return any(np.asarray(value).tobytes())
+
+
+def _value(field: str, value: Any) -> str:
+    if value.dtype.names:
+        return _initializer(value)
+    if value.ndim:
+        return "{" + ", ".join(_value(field, v) for v in value) + "}"
+    if field in _ENUMS:
+        enum = _ENUMS[field]
+        return f"CLB_{enum.upper()}_{spec.ENUMS[enum][int(value)].upper()}"
+    if field in _NO_TENSOR and value == spec.NONE:
+        return "CLB_NONE"
+    if value.dtype.kind == "f":
+        return f"{float(value).hex()}f" if np.isfinite(value) else f"{'-' * bool(value < 0)}HUGE_VALF"
+    return f"{int(value)}u"
