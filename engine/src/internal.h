@@ -205,6 +205,11 @@ static inline uint32_t clb_ceil(uint32_t n, uint32_t by)
     return n / by + (n % by != 0);
 }
 
+static inline uint32_t clb_rows(const clb_tile *tile)
+{
+    return CLB_TILE == 1 ? 1 : tile->rows;
+}
+
 /* Four inputs of a quantised row, as they lie. */
 static inline int32_t clb_four(const int8_t *q)
 {

@@ -12,6 +12,12 @@
 #endif
 #define USED(which, number) (CLB_USED_##which >> (number) & 1)
 
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 8")
+#endif
+
 /* total[row][output] += the product of `blocks` blocks, `stride` bytes apart, the last of which has `live` rows that count,
  * with the tile's rows `a`. The including file has one for each layout, for float rows and for quantised ones (q). */
 typedef void product(const uint8_t *blocks_at, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,
@@ -37,25 +43,39 @@ static inline void multiply(const clb_matrix *m, const uint8_t *at, uint32_t blo
 #undef TIMES
 }
 
-/* n floats; `all` of them where nothing is cut off, so that the compiler has a constant. */
-static inline void copy_floats(float *to, const float *from, uint32_t n, uint32_t all)
+#if CLB_SCALAR
+static void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t blocks)
 {
-    if (n == all) {
-        memcpy(to, from, all * sizeof(float));
-    } else {
-        for (uint32_t i = 0; i < n; ++i) {
-            to[i] = from[i];
+    float total[CLB_TILE][CLB_WIDTH];
+    const uint32_t at = first * CLB_LANES, outputs = clb_min(m->outputs - at, CLB_LANES), rows = clb_rows(tile);
+    const uint8_t *matrix = m->blocks + first * m->stride;
+    const float *scale = (const float *)(const void *)matrix, *bias = m->bias;
+    (void)blocks; /* 1 */
+    for (uint32_t row = 0; row < rows; ++row) {
+        UNROLL for (uint32_t i = 0; i < CLB_LANES; ++i) {
+            total[row][i] = 0.0f;
+        }
+        for (uint32_t i = 0; m->from_bias && bias != NULL && i < outputs; ++i) {
+            total[row][i] = bias[at + i];
+        }
+    }
+    multiply(m, matrix, 1, outputs, tile, total);
+    for (uint32_t row = 0; row < rows; ++row) {
+        float *out = tile->out[row] + at;
+        for (uint32_t i = 0; i < outputs; ++i) {
+            const float scaled = m->scaled ? total[row][i] * scale[i] : total[row][i];
+            out[i] = m->from_bias || bias == NULL ? scaled : scaled + bias[at + i];
         }
     }
 }
-
+#else
 static void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t blocks)
 {
     float total[CLB_TILE][CLB_WIDTH], bias[CLB_WIDTH] = {0}, scale[CLB_WIDTH];
     const uint32_t at = first * CLB_LANES, width = blocks * CLB_LANES, outputs = clb_min(m->outputs - at, width);
     const uint8_t *matrix = m->blocks + first * m->stride;
     if (m->bias != NULL) {
-        copy_floats(bias, m->bias + at, outputs, CLB_WIDTH);
+        memcpy(bias, m->bias + at, outputs * sizeof(float));
     }
     for (uint32_t row = 0; row < tile->computed; ++row) {
         for (uint32_t i = 0; i < width; i += CLB_LANES) {
@@ -79,9 +99,10 @@ static void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, uin
                 total[row][i + lane] += bias[i + lane];
             }
         }
-        copy_floats(tile->out[row] + at, total[row], outputs, CLB_WIDTH);
+        memcpy(tile->out[row] + at, total[row], outputs * sizeof(float));
     }
 }
+#endif
 
 /* E·x of the outputs in some rows of cells, added one by one in the order of the columns. Entries come from the file unread,
  * so their places are clamped here, not proven at load, and a cell has no more of them than weights. */

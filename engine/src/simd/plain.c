@@ -4,14 +4,24 @@
 #include "../panel.h"
 #include "../vector.h"
 
+/* A loop in a function of its own has all registers. */
+#define PRODUCT static __attribute__((noinline))
+
+/* Where lanes are no vector, each has a register. */
+#if CLB_SCALAR
+#define ALL_LANES UNROLL for (uint32_t lane = 0; lane < CLB_LANES; ++lane)
+#else
+#define ALL_LANES for (uint32_t lane = 0; lane < CLB_LANES; ++lane)
+#endif
+
 /* Float rows: groups of 256 inputs are summed from +0, and the groups added in order. */
 #define FLOAT_PRODUCT(name, type, weight)                                                                              \
-    static void name(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,       \
+    PRODUCT void name(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,       \
                      uint32_t cols, float total[CLB_TILE][CLB_WIDTH])                                                  \
     {                                                                                                                  \
         for (uint32_t b = 0; b < blocks; ++b) {                                                                        \
             const type *w = (const type *)(const void *)(matrix + b * stride);                                         \
-            for (uint32_t row = 0; row < tile->rows; ++row) {                                                          \
+            for (uint32_t row = 0; row < clb_rows(tile); ++row) {                                                          \
                 const float *x = tile->a[row];                                                                         \
                 float *out = total[row] + b * CLB_LANES;                                                               \
                 for (uint32_t start = 0; start < cols; start += CLB_GROUP) {                                           \
@@ -28,11 +38,11 @@
                     }                                                                                                  \
                     float chain[CLB_LANES] = {0};                                                                      \
                     for (uint32_t k = start; k < end; ++k) {                                                           \
-                        for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {                                            \
+                        ALL_LANES {                                                                                    \
                             chain[lane] += (weight)*x[k];                                                              \
                         }                                                                                              \
                     }                                                                                                  \
-                    for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {                                                \
+                    ALL_LANES {                                                                                        \
                         out[lane] += chain[lane];                                                                      \
                     }                                                                                                  \
                 }                                                                                                      \
@@ -54,12 +64,17 @@ enum { QUARTER = 4 };
 
 /* Two of four bytes, the first and third or the second and fourth, as 16-bit numbers. */
 static inline int16x2_t even_of(uint32_t four) { return __sxtb16(four); }
-static inline int16x2_t odd_of(uint32_t four) { return __sxtb16(four >> 8 | four << 24); }
+static inline int16x2_t odd_of(uint32_t four)
+{
+    int16x2_t pair;
+    __asm__("sxtb16 %0, %1, ror #8" : "=r"(pair) : "r"(four));
+    return pair;
+}
 
 static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER], uint32_t inputs)
 {
     const int16x2_t even = even_of(inputs), odd = odd_of(inputs);
-    for (uint32_t i = 0; i < QUARTER; ++i) {
+    UNROLL for (uint32_t i = 0; i < QUARTER; ++i) {
         sum[i] = __smlad(even_of(weights[i]), even, __smlad(odd_of(weights[i]), odd, sum[i]));
     }
 }
@@ -67,7 +82,7 @@ static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER
 static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER], uint32_t inputs)
 {
     const int8_t *w = (const int8_t *)(const void *)weights, *x = (const int8_t *)(const void *)&inputs;
-    for (uint32_t i = 0; i < QUARTER; ++i) {
+    UNROLL for (uint32_t i = 0; i < QUARTER; ++i) {
         sum[i] += w[i * 4] * x[0] + w[i * 4 + 1] * x[1] + w[i * 4 + 2] * x[2] + w[i * 4 + 3] * x[3];
     }
 }
@@ -75,24 +90,25 @@ static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER
 
 /* Quantised rows: exact integer sums, |sum| ≤ 128 · 127 · 127 < 2^21 in a group, added as floats in order. Inputs and
  * weights are padded with zeros to 4. */
-static void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,
+PRODUCT void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,
                          uint32_t cols, float total[CLB_TILE][CLB_WIDTH])
 {
     const uint32_t outputs = (blocks - 1) * CLB_LANES + live;
-    for (uint32_t at = 0; at < outputs; at += QUARTER) {
-        const uint8_t *block = matrix + at / CLB_LANES * stride + CLB_LANES * sizeof(float);
-        for (uint32_t row = 0; row < tile->rows; ++row) {
-            const clb_record x = clb_record_at(tile->a[row], cols);
-            const uint32_t *w = (const uint32_t *)(const void *)block + at % CLB_LANES;
-            const uint32_t *q = (const uint32_t *)(const void *)x.q, *end = q + clb_ceil(cols, 4);
+    for (uint32_t row = 0; row < clb_rows(tile); ++row) {
+        const clb_record x = clb_record_at(tile->a[row], cols);
+        const uint32_t *const inputs = (const uint32_t *)(const void *)x.q, *const end = inputs + clb_ceil(cols, 4);
+        for (uint32_t at = 0; at < outputs; at += QUARTER) {
+            const uint8_t *block = matrix + at / CLB_LANES * stride + CLB_LANES * sizeof(float);
+            const uint32_t *w = (const uint32_t *)(const void *)block + at % CLB_LANES, *q = inputs;
+            float *out = total[row] + at;
             for (const float *scale = x.scale; q < end; ++scale) {
-                const uint32_t *stop = q + clb_min((uint32_t)(end - q), CLB_ACTIVATION_GROUP / 4);
+                const uint32_t *stop = end - q > CLB_ACTIVATION_GROUP / 4 ? q + CLB_ACTIVATION_GROUP / 4 : end;
                 int32_t sum[QUARTER] = {0};
                 for (; q < stop; ++q, w += CLB_LANES) {
                     add_four(sum, w, *q);
                 }
-                for (uint32_t i = 0; i < QUARTER; ++i) {
-                    total[row][at + i] += (float)sum[i] * *scale;
+                UNROLL for (uint32_t i = 0; i < QUARTER; ++i) {
+                    out[i] += (float)sum[i] * *scale;
                 }
             }
         }
@@ -100,13 +116,13 @@ static void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t blocks, 
 }
 
 /* The nibbles are the weights plus 8, so that 8 · Σ inputs is taken off again; |sum| ≤ 32 · 15 · 127 < 2^16. */
-static void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,
+PRODUCT void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,
                          uint32_t cols, float total[CLB_TILE][CLB_WIDTH])
 {
     (void)live;
     const uint32_t groups = clb_ceil(cols, CLB_WEIGHT_GROUP);
     for (uint32_t b = 0; b < blocks; ++b) {
-        for (uint32_t row = 0; row < tile->rows; ++row) {
+        for (uint32_t row = 0; row < clb_rows(tile); ++row) {
             const clb_record x = clb_record_at(tile->a[row], cols);
             float inner[CLB_LANES] = {0};
             for (uint32_t g = 0; g < groups; ++g) {
@@ -117,7 +133,7 @@ static void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t blocks, 
                 int32_t sum[CLB_LANES] = {0};
                 for (uint32_t four = 0; four < 4; ++four) {
                     uint32_t low[CLB_LANES], high[CLB_LANES];
-                    for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
+                    ALL_LANES {
                         low[lane] = both[four * CLB_LANES + lane] & 0x0F0F0F0Fu;
                         high[lane] = both[four * CLB_LANES + lane] >> 4 & 0x0F0F0F0Fu;
                     }
@@ -126,14 +142,14 @@ static void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t blocks, 
                         add_four(sum + lane, high + lane, q[four + 4]);
                     }
                 }
-                for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
+                ALL_LANES {
                     /* unsigned, because a hostile program may hand over a record that is none */
                     const int32_t exact = (int32_t)((uint32_t)sum[lane] - 8u * (uint32_t)x.sum[g]);
                     inner[lane] += (float)exact * clb_half(scale[lane]);
                 }
                 const uint32_t per = CLB_ACTIVATION_GROUP / CLB_WEIGHT_GROUP;
                 if (g % per == per - 1 || g == groups - 1) {
-                    for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
+                    ALL_LANES {
                         total[row][b * CLB_LANES + lane] += inner[lane] * x.scale[g / per];
                         inner[lane] = 0.0f;
                     }
