@@ -39,7 +39,7 @@ static int is_this_model(const uint8_t *model_bin)
 colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin)
 {
     return is_this_model(model_bin)
-               ? clb_open(mem, mem_size, (const clb_header *)(const void *)model_bin, &MODEL_KERNELS)
+               ? clb_open(mem, mem_size, (const clb_header *)(const void *)model_bin, NULL)
                : NULL;
 }
 

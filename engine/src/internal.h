@@ -27,6 +27,16 @@
 #define CLB_STATIC_WALK static
 #endif
 
+/* Generated code says what its model uses; what it does not use is not compiled. */
+#if !defined(CLB_USED_UNARY)
+#define CLB_USED_UNARY (~0ull)
+#define CLB_USED_BINARY (~0ull)
+#define CLB_USED_PRODUCTS (~0ull)
+#define CLB_USED_PRODUCTS_Q (~0ull)
+#define CLB_USED_RESIDUAL 1
+#endif
+#define USED(which, number) (CLB_USED_##which >> (number) & 1)
+
 /* Rows a kernel is handed at once. Generated code says how many its model can need: 1, 2, 4 or 8. */
 #if !defined(CLB_TILE)
 #define CLB_TILE 8u

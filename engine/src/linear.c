@@ -54,7 +54,7 @@ CLB_STATIC_WALK void run_chunk(void *arg, uint32_t index)
         for (uint32_t at = first; at < end; at += CLB_PANEL) {
             kernels->panel(&t->matrix, &tile, at, clb_min(end - at, CLB_PANEL));
         }
-        if (t->matrix.residual != NULL) {
+        if (CLB_USED_RESIDUAL && t->matrix.residual != NULL) {
             kernels->residual(&t->matrix, &tile, first / CELL_BLOCKS, clb_ceil(end, CELL_BLOCKS));
         }
         for (uint32_t i = 0; op->func != CLB_UNARY_IDENTITY && i < tile.rows; ++i) {

@@ -2,16 +2,6 @@
  * each instruction set, whose compiler turns the loops over 8 lanes into its vectors. */
 #include "internal.h"
 
-/* Generated code says what its model uses; what it does not use is not compiled. */
-#if !defined(CLB_USED_UNARY)
-#define CLB_USED_UNARY (~0ull)
-#define CLB_USED_BINARY (~0ull)
-#define CLB_USED_PRODUCTS (~0ull)
-#define CLB_USED_PRODUCTS_Q (~0ull)
-#define CLB_USED_RESIDUAL 1
-#endif
-#define USED(which, number) (CLB_USED_##which >> (number) & 1)
-
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")
 #else
@@ -44,7 +34,7 @@ static inline void multiply(const clb_matrix *m, const uint8_t *at, uint32_t blo
 }
 
 #if CLB_SCALAR
-static void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t blocks)
+CLB_STATIC_WALK void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t blocks)
 {
     float total[CLB_TILE][CLB_WIDTH];
     const uint32_t at = first * CLB_LANES, outputs = clb_min(m->outputs - at, CLB_LANES), rows = clb_rows(tile);
