@@ -1,4 +1,5 @@
-/* What the engine uses of a library, for a target that has none; run.c defines them. */
+/* What the engine uses of a C library, for WebAssembly, where there is none. Compile with -mbulk-memory, or the copies
+ * of string.c call themselves. */
 #include <stddef.h>
 
 void *memcpy(void *restrict to, const void *restrict from, size_t n);
