@@ -4,8 +4,10 @@
 
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")
+#define FOURTH _Pragma("unroll 4")
 #else
 #define UNROLL _Pragma("GCC unroll 8")
+#define FOURTH _Pragma("GCC unroll 4")
 #endif
 
 /* total[row][output] += the product of `blocks` blocks, `stride` bytes apart, the last of which has `live` rows that count,

@@ -137,21 +137,21 @@ static void quantize(const float *x, float *record, uint32_t cols)
     for (uint32_t at = 0; at < cols; at += CLB_WEIGHT_GROUP) {
         if (at % CLB_ACTIVATION_GROUP == 0) {
             int32_t most = 0;
-            for (uint32_t i = at; i < at + clb_min(cols - at, CLB_ACTIVATION_GROUP); ++i) {
+            FOURTH for (uint32_t i = at; i < at + clb_min(cols - at, CLB_ACTIVATION_GROUP); ++i) {
                 const int32_t size = (int32_t)(clb_bits(x[i]) & 0x7FFFFFFFu);
                 most = size > most ? size : most;
             }
             *record++ = scale_of(most, &factor);
         }
         int32_t sum = 0;
-        uint32_t i = 0;
-        for (; i < clb_min(cols - at, CLB_WEIGHT_GROUP); ++i) {
+        const uint32_t inputs = clb_min(cols - at, CLB_WEIGHT_GROUP);
+        for (uint32_t i = 0; i < inputs; ++i) {
             int32_t whole = rounded(x[at + i] * factor);
             whole = (uint32_t)(whole + 127) <= 254u ? whole : 0; /* what is not below 127.5 is no small integer */
             *q++ = (int8_t)whole;
             sum += whole;
         }
-        for (; i < CLB_WEIGHT_GROUP; ++i) {
+        for (uint32_t i = inputs; i < CLB_WEIGHT_GROUP; ++i) {
             *q++ = 0;
         }
         *sums++ = sum;

@@ -29,7 +29,7 @@
                     if (CLB_SCALAR && b == blocks - 1 && live < CLB_LANES / 2) {                                       \
                         for (uint32_t lane = 0; lane < live; ++lane) {                                                 \
                             float chain = 0.0f;                                                                        \
-                            for (uint32_t k = start; k < end; ++k) {                                                   \
+                            FOURTH for (uint32_t k = start; k < end; ++k) {                                            \
                                 chain += (weight)*x[k];                                                                \
                             }                                                                                          \
                             out[lane] += chain;                                                                        \
@@ -88,6 +88,17 @@ static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER
 }
 #endif
 
+/* `fours` times 4 inputs of QUARTER rows. */
+PRODUCT void add_fours(int32_t total[QUARTER], const uint32_t *w, const uint32_t *q, uint32_t fours)
+{
+    const uint32_t *stop = q + fours;
+    int32_t sum[QUARTER] = {0};
+    for (; q < stop; ++q, w += CLB_LANES) {
+        add_four(sum, w, *q);
+    }
+    memcpy(total, sum, sizeof sum);
+}
+
 /* Quantised rows: exact integer sums, |sum| ≤ 128 · 127 · 127 < 2^21 in a group, added as floats in order. Inputs and
  * weights are padded with zeros to 4. */
 PRODUCT void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,
@@ -102,11 +113,11 @@ PRODUCT void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t blocks,
             const uint32_t *w = (const uint32_t *)(const void *)block + at % CLB_LANES, *q = inputs;
             float *out = total[row] + at;
             for (const float *scale = x.scale; q < end; ++scale) {
-                const uint32_t *stop = end - q > CLB_ACTIVATION_GROUP / 4 ? q + CLB_ACTIVATION_GROUP / 4 : end;
-                int32_t sum[QUARTER] = {0};
-                for (; q < stop; ++q, w += CLB_LANES) {
-                    add_four(sum, w, *q);
-                }
+                const uint32_t fours = (uint32_t)(end - q) < CLB_ACTIVATION_GROUP / 4 ? (uint32_t)(end - q) : CLB_ACTIVATION_GROUP / 4;
+                int32_t sum[QUARTER];
+                add_fours(sum, w, q, fours);
+                q += fours;
+                w += fours * CLB_LANES;
                 UNROLL for (uint32_t i = 0; i < QUARTER; ++i) {
                     out[i] += (float)sum[i] * *scale;
                 }
