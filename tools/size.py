@@ -28,18 +28,16 @@ STACK_FLAGS = "-fstack-usage -fcallgraph-info=su"
 # What a call through a pointer can reach, by the file that makes it: tables in that file, and functions by name. The
 # caller's own route hook comes on top of what is measured; compare_routes is the engine's own.
 _VECTOR = ("unary", "binary", "mix", "quantize")
-_PRODUCTS = ("product_f32", "product_f16", "product_i8", "product_q_i8", "product_q_i4")  # of every instruction set
 INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "elementwise": ((), _VECTOR),
     "linear": ((), ("panel", "residual", "unary")),
-    **{table: ((), _PRODUCTS) for table in ("plain", "avx2", "avx512", "v128")},
     "context": ((), ("run_program",)),
     "rows": (
         (),
         tuple(f"clb_{op}" for op in ("quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce")),
     ),
     "routing": (("score_table",), ()),
-    "moe": ((), ("mix", "compare_routes", "run_expert")),
+    "moe": ((), ("mix", "compare_routes", "run_expert", "clb_route")),
 }
 
 _COMMENT_OR_TEXT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)

@@ -11,10 +11,11 @@
 #endif
 
 /* total[row][output] += the product of `blocks` blocks, `stride` bytes apart, the last of which has `live` rows that count,
- * with the tile's rows `a`. The including file has one for each layout, for float rows and for quantised ones (q). */
+ * with the tile's rows `a`. The including file has one for each layout, for float rows and for quantised ones (q):
+ * functions of their own, whose loops have all registers. */
 typedef void product(const uint8_t *blocks_at, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,
                      uint32_t cols, float total[CLB_TILE][CLB_WIDTH]);
-static product product_f32, product_f16, product_i8, product_q_i8, product_q_i4;
+static __attribute__((noinline)) product product_f32, product_f16, product_i8, product_q_i8, product_q_i4;
 
 static inline void multiply(const clb_matrix *m, const uint8_t *at, uint32_t blocks, uint32_t live, const clb_tile *tile,
                             float total[CLB_TILE][CLB_WIDTH])

@@ -4,9 +4,6 @@
 #include "../panel.h"
 #include "../vector.h"
 
-/* A loop in a function of its own has all registers. */
-#define PRODUCT static __attribute__((noinline))
-
 /* Where lanes are no vector, each has a register. */
 #if CLB_SCALAR
 #define ALL_LANES UNROLL for (uint32_t lane = 0; lane < CLB_LANES; ++lane)
@@ -16,7 +13,7 @@
 
 /* Float rows: groups of 256 inputs are summed from +0, and the groups added in order. */
 #define FLOAT_PRODUCT(name, type, weight)                                                                              \
-    PRODUCT void name(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,       \
+    static void name(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,       \
                      uint32_t cols, float total[CLB_TILE][CLB_WIDTH])                                                  \
     {                                                                                                                  \
         for (uint32_t b = 0; b < blocks; ++b) {                                                                        \
@@ -89,7 +86,7 @@ static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER
 #endif
 
 /* `fours` times 4 inputs of QUARTER rows. */
-PRODUCT void add_fours(int32_t total[QUARTER], const uint32_t *w, const uint32_t *q, uint32_t fours)
+static __attribute__((noinline)) void add_fours(int32_t total[QUARTER], const uint32_t *w, const uint32_t *q, uint32_t fours)
 {
     const uint32_t *stop = q + fours;
     int32_t sum[QUARTER] = {0};
@@ -101,7 +98,7 @@ PRODUCT void add_fours(int32_t total[QUARTER], const uint32_t *w, const uint32_t
 
 /* Quantised rows: exact integer sums, |sum| ≤ 128 · 127 · 127 < 2^21 in a group, added as floats in order. Inputs and
  * weights are padded with zeros to 4. */
-PRODUCT void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,
+static void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,
                          uint32_t cols, float total[CLB_TILE][CLB_WIDTH])
 {
     const uint32_t outputs = (blocks - 1) * CLB_LANES + live;
@@ -127,7 +124,7 @@ PRODUCT void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t blocks,
 }
 
 /* The nibbles are the weights plus 8, so that 8 · Σ inputs is taken off again; |sum| ≤ 32 · 15 · 127 < 2^16. */
-PRODUCT void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,
+static void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,
                          uint32_t cols, float total[CLB_TILE][CLB_WIDTH])
 {
     (void)live;
