@@ -102,7 +102,8 @@ def test_every_certificate_holds_in_webassembly(simd: bool, tmp_path: Path) -> N
     vectors = ["-msimd128"] if simd else []
     _run(["clang-19", "--target=wasm32", "-nostdlib", "-mbulk-memory", *vectors, *FLAGS[:-1], "-Wl,--no-entry",
           "-Wl,--export=run", "-Wl,--export=__heap_base", f"-I{size.ENGINE / 'include'}", f"-I{size.ENGINE / 'src'}",
-          f"-I{HERE / 'wasm'}", str(HERE / "wasm/run.c"), *sources, "-o", "engine.wasm"], tmp_path)  # fmt: skip
+          f"-I{size.ENGINE / 'freestanding'}", str(size.ENGINE / "freestanding/memory.c"), str(HERE / "wasm/run.c"),
+          *sources, "-o", "engine.wasm"], tmp_path)  # fmt: skip
     store = wasmtime.Store()
     exports = wasmtime.Instance(
         store, wasmtime.Module.from_file(store.engine, str(tmp_path / "engine.wasm")), []
