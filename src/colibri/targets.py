@@ -52,7 +52,8 @@ def _cortex_m(number: str, about: str, zig: str, *flags: str, **memory: int) -> 
                   ("-target", f"thumb-freestanding-{kind}", f"-mcpu={zig}", *_BARE), **memory)  # fmt: skip
 
 
-_BARE = ("-fno-unwind-tables", "-fno-asynchronous-unwind-tables")
+# zig takes a machine without a system for one without memcpy and sqrtf, and calls what are single instructions.
+_BARE = ("-fhosted", "-fno-unwind-tables", "-fno-asynchronous-unwind-tables")
 _HARD = "-mfloat-abi=hard"
 _RISCV = "gcc-riscv64-linux-gnu libc6-dev-riscv64-cross"
 TARGETS = {
@@ -81,7 +82,7 @@ TARGETS = {
                flash=0x80000000, ram=0x80400000),
         Target("wasm32", "WebAssembly with 128-bit vectors: one module without imports", "", "clang-19 lld-19 llvm-19",
                ("--target=wasm32", "-nostdlib", "-mbulk-memory", "-msimd128"),
-               ("-target", "wasm32-freestanding", "-mcpu=generic+bulk_memory+simd128"), system="wasm",
+               ("-target", "wasm32-freestanding", "-mcpu=generic+bulk_memory+simd128", "-fhosted"), system="wasm",
                other_compiler="clang-19", other_archiver="llvm-ar-19"),
     )
 }  # fmt: skip

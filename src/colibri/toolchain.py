@@ -204,17 +204,23 @@ def _link_module(tools: Compiler, archive: Path, output: Path) -> Path:
     return module
 
 
-def link_bare(
-    tools: Compiler, target: Target, sources: Sequence[Path | str], image: Path, memory: tuple[int, int] | None = None
-) -> Path:
-    """Link a bare machine's program with the engine's linker script; `memory` are bytes of flash and RAM."""
-    places = {"flash_at": target.flash, "ram_at": target.ram}
-    if memory is not None:
-        places |= {"flash_size": memory[0], "ram_size": memory[1]}
+def linker_script(target: Target, flash_bytes: int = 512 << 10, ram_bytes: int = 256 << 10) -> str:
+    """The engine's linker script for a bare machine with these memories."""
+    return (
+        f"/* The memories of this board. Change them to those of yours. */\nMEMORY\n{{\n"
+        f"    FLASH (rx) : ORIGIN = {target.flash:#x}, LENGTH = {flash_bytes}\n"
+        f"    RAM (rwx) : ORIGIN = {target.ram:#x}, LENGTH = {ram_bytes}\n}}\n\n"
+        + (engine_directory() / "firmware/board.ld").read_text(encoding="utf-8")
+    )
+
+
+def link_bare(tools: Compiler, script: str, parts: Sequence[Path | str], image: Path) -> Path:
+    """Link a bare machine's program of sources, objects and further flags, with the text of a linker script."""
+    place = image.with_suffix(".ld")
+    place.write_text(script, encoding="utf-8")
     _run([*tools.cc, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-ffunction-sections", "-nostartfiles",
-          f"-I{engine_directory() / 'include'}", *map(str, sources), "-T",
-          str(engine_directory() / "firmware/board.ld"), *(f"-Wl,--defsym={k}={v:#x}" for k, v in places.items()),
-          *tools.link, "-Wl,--gc-sections", "-o", str(image)])  # fmt: skip
+          f"-I{engine_directory() / 'include'}", *map(str, parts), "-T", str(place), *tools.link, "-Wl,--gc-sections",
+          "-o", str(image)])  # fmt: skip
     return image
 
 
@@ -225,11 +231,11 @@ def _measured(export: Path, target: Target, tools: Compiler, archive: Path, mode
     probe.write_text(_PROBE, encoding="utf-8")
     header = open_package(export).header
     model_bytes = int(header["total_bytes"])
-    memory = model_bytes + (1 << 20), 2 * int(header["context_bytes"]) + (1 << 20)
+    script = linker_script(target, model_bytes + (1 << 20), 2 * int(header["context_bytes"]) + (1 << 20))
     sizes = []
     for name, define in (("probe", ()), ("probe_selftest", ("-DSELFTEST",))):
-        command = [f"-I{export}", *define, probe, model, archive, "-Wl,-e,main"]
-        image = elf.read(link_bare(tools, target, command, output / f"{name}.elf", memory))
+        parts = [f"-I{export}", *define, probe, model, archive, "-Wl,-e,main"]
+        image = elf.read(link_bare(tools, script, parts, output / f"{name}.elf"))
         code = image.bytes_of(".text") - image.functions["main"]
         sizes.append((code, image.bytes_of(".rodata", ".ARM.exidx", ".data") - model_bytes))
     stack = None
