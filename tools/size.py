@@ -16,29 +16,21 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ENGINE = Path(__file__).resolve().parents[1] / "engine"
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "src/colibri"))  # for one module, by itself: the package needs NumPy
+
+import callgraph  # noqa: E402
+from callgraph import CallGraph, StackError  # noqa: E402
+
+__all__ = ["CallGraph", "StackError"]
+
+ENGINE = ROOT / "engine"
 LINE_LIMIT = 3000
 HOST = ("colibri_host.h", "pool.o")  # the optional host layer: its own library, counted apart
-STACK_FLAGS = "-fstack-usage -fcallgraph-info=su"
-
-# What a call through a pointer can reach, by the file that makes it: tables in that file, and functions by name. The
-# caller's own route hook comes on top of what is measured; compare_routes is the engine's own.
-_VECTOR = ("unary", "binary", "mix", "quantize")
-INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "elementwise": ((), _VECTOR),
-    "linear": ((), ("panel", "residual", "unary")),
-    "context": ((), ("run_program",)),
-    "rows": (
-        (),
-        tuple(f"clb_{op}" for op in ("quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce")),
-    ),
-    "routing": (("score_table",), ()),
-    "moe": ((), ("mix", "compare_routes", "run_expert", "clb_route")),
-}
+STACK_FLAGS = " ".join(callgraph.FLAGS)
 
 _COMMENT_OR_TEXT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 _FAMILIES = {".text": "text", ".rodata": "rodata", ".data.rel.ro": "rodata", ".data": "data", ".tdata": "data",
@@ -119,80 +111,11 @@ def declared(engine: Path = ENGINE) -> set[str]:
 # --- stack ------------------------------------------------------------------------------------------------------------
 
 
-class StackError(ValueError):
-    """The stack has no bound that can be computed: recursion, a dynamic frame, or an unknown pointer call."""
-
-
-@dataclass
-class CallGraph:
-    """Every function's own frame and callees, from gcc's -fcallgraph-info=su."""
-
-    frames: dict[str, int] = field(default_factory=dict)
-    dynamic: set[str] = field(default_factory=set)
-    calls: dict[str, set[str]] = field(default_factory=dict)
-    outside: set[str] = field(default_factory=set)  # called, but not the engine's: the C library's mem functions
-
-    def worst(self, function: str) -> tuple[int, list[str]]:
-        """Bytes of stack from the entry of `function` to the deepest point, and the way there.
-
-        Counts the engine's own frames; a callee in `outside` counts as nothing. Raises StackError on recursion.
-        """
-        return self._worst(function, (), {})
-
-    def _worst(
-        self, name: str, path: tuple[str, ...], known: dict[str, tuple[int, list[str]]]
-    ) -> tuple[int, list[str]]:
-        if name in path:
-            raise StackError(f"recursion: {' -> '.join([*path, name])}")
-        if name not in known:
-            below = [self._worst(callee, (*path, name), known) for callee in sorted(self.calls.get(name, ()))]
-            deepest, way = max(below, key=lambda b: b[0], default=(0, []))
-            known[name] = self.frames.get(name, 0) + deepest, [name, *way]
-        return known[name]
-
-
-def table_entries(source: str, table: str) -> set[str]:
-    """The functions in the initialiser of a constant table of function pointers, written `[INDEX] = function`."""
-    match = re.search(rf"\*const {table}\[[^\]]*\] = \{{(.*?)\}};", source, re.S)
-    if match is None:
-        raise StackError(f"no function table {table}: name the table in tools/size.py INDIRECT as the source does")
-    return set(re.findall(r"\]\s*=\s*(\w+)", match[1]))
-
-
 def call_graph(directory: Path, engine: Path = ENGINE) -> CallGraph:
     """The call graph of a build made with STACK_FLAGS by gcc; raises StackError where a pointer call is unknown."""
-    graph = CallGraph()
-    indirect: list[tuple[str, str]] = []
-    for info in sorted(p for p in directory.glob("*.ci") if p.with_suffix(".o").name not in HOST):
-        text = info.read_text(encoding="utf-8")
-        for title, size, kind in re.findall(r'^node: .*?title: "([^"]+)".*?\\n(\d+) bytes \(([\w,]+)\)"', text, re.M):
-            name = _plain(title)
-            graph.frames[name] = max(int(size), graph.frames.get(name, 0))
-            if kind != "static":
-                graph.dynamic.add(name)
-        for source, target in re.findall(r'^edge: .*?sourcename: "([^"]+)" targetname: "([^"]+)"', text, re.M):
-            if target == "__indirect_call":
-                indirect.append((info.stem, _plain(source)))
-            else:
-                graph.calls.setdefault(_plain(source), set()).add(_plain(target))
-    for file, caller in indirect:
-        if file not in INDIRECT:
-            raise StackError(f"{file}.c: {caller} calls through a pointer: name its targets in tools/size.py INDIRECT")
-        tables, functions = INDIRECT[file]
-        source = (engine / "src" / f"{file}.c").read_text(encoding="utf-8") if tables else ""
-        targets = set(functions).union(*(table_entries(source, table) for table in tables))
-        graph.calls.setdefault(caller, set()).update(targets)
-    known = set(graph.frames)
-    for targets in graph.calls.values():
-        graph.outside |= targets - known
-    if missing := {name for _, names in INDIRECT.values() for name in names} - known:
-        raise StackError(f"not in the build: {', '.join(sorted(missing))}")
-    return graph
-
-
-def _plain(title: str) -> str:
-    """A function's name without its file (static functions carry it)."""
-    return title.rsplit(":", 1)[-1]
+    return callgraph.read(
+        sorted(p for p in directory.glob("*.ci") if p.with_suffix(".o").name not in HOST), engine
+    )
 
 
 # --- the report -------------------------------------------------------------------------------------------------------

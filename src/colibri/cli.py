@@ -295,23 +295,42 @@ def run(
 @app.command()
 def build(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of an export.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to build; default: DIR/build.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to build; default: DIR/build, or DIR/build-TARGET.")
+    ] = None,
     compiler: Annotated[str | None, typer.Option("--cc", help="C compiler; default: $CC, or cc.")] = None,
     target: Annotated[str | None, typer.Option(help="Another machine, one of `colibri targets`.")] = None,
+    tools: Annotated[
+        toolchain.Toolchain,
+        typer.Option("--toolchain", help="A target's compiler: Debian's, or zig's from PyPI; auto: what is installed."),
+    ] = toolchain.Toolchain.auto,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compile the engine and an export's model.c, for this machine or another, and print their sizes."""
+    """Compile the engine and an export's model.c, for this machine or another, and print what they take."""
     with _errors(as_json, debug):
-        built = toolchain.build(directory, output, compiler, target)
-        header = open_package(directory).header
-        _report({
-            "static_library": str(built.static_library),
-            **({"shared_library": str(built.shared_library)} if built.shared_library else {}),
-            "model_object": str(built.model_object), "code_bytes": built.text_bytes,
-            "constant_bytes": built.rodata_bytes, "model_bytes": int(header["total_bytes"]),
-            "context_bytes": int(header["context_bytes"]),
-        }, as_json)  # fmt: skip
+        _report(_size_report(directory, toolchain.build(directory, output, compiler, target, tools), as_json), as_json)
+
+
+def _size_report(directory: Path, built: toolchain.Built, as_json: bool) -> dict[str, Any]:
+    summary = open_package(directory).summary()
+    paths = {"static_library": built.static_library, "shared_library": built.shared_library,
+             "model_object": built.model_object}  # fmt: skip
+    report: dict[str, Any] = {
+        **{name: str(path) for name, path in paths.items() if path is not None},
+        "code_bytes": built.text_bytes, "constant_bytes": built.rodata_bytes, "model_bytes": summary["file_bytes"],
+        "weight_bytes": summary["weight_bytes"], "context_bytes": summary["context_bytes"],
+    }  # fmt: skip
+    if built.selftest_bytes is not None:
+        report["flash_bytes"] = built.text_bytes + built.rodata_bytes + summary["file_bytes"]
+        report["selftest_bytes"] = built.selftest_bytes
+    if as_json:
+        report["stack_bytes"] = built.stack
+    elif built.stack is None:
+        report["stack_bytes"] = "not known with this compiler"
+    else:
+        report |= {f"stack_bytes of {name}": used for name, used in built.stack.items()}
+    return report
 
 
 @app.command("targets")

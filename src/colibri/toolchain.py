@@ -1,16 +1,88 @@
-"""Compiles the engine and an exported model, for this machine or for another."""
+"""Compiles the engine and an exported model, for this machine or for another, and measures what came out."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
+from colibri import callgraph, elf
 from colibri.errors import ColibriError
-from colibri.targets import find
+from colibri.package import open_package
+from colibri.targets import Target, find
+
+STACK_OF = ("colibri_init", "colibri_forward", "colibri_selftest")
+_NO_STACK_FRAMES = ("pool.ci",)  # the host layer is no part of the engine
+_PROBE = """\
+/* The smallest program around the model, to see what the linker keeps. */
+#include "colibri_inspect.h"
+#include "model.h"
+
+static _Alignas(64) uint8_t memory[COLIBRI_MODEL_CONTEXT_BYTES];
+static float input[COLIBRI_MODEL_INPUT_SIZE], output[COLIBRI_MODEL_OUTPUT_SIZE];
+
+int main(void)
+{
+    colibri_context_t *ctx = colibri_init(memory, sizeof memory, colibri_model);
+    colibri_forward(ctx, input, output, 1);
+#if defined(SELFTEST)
+    return colibri_selftest(ctx, output);
+#else
+    return ctx->status;
+#endif
+}
+"""
+
+
+class Toolchain(Enum):
+    """Where the compiler of a target comes from."""
+
+    auto = "auto"
+    debian = "debian"
+    zig = "zig"
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Commands that compile and archive for one machine, its flags included."""
+
+    cc: tuple[str, ...]
+    ar: tuple[str, ...]
+    packages: str = "build-essential"
+    make: tuple[str, ...] = ()  # variables of the engine's Makefile
+    link: tuple[str, ...] = ("-lm",)  # at the end of a program's command
+
+    @property
+    def writes_call_graphs(self) -> bool:
+        """Whether it is a gcc that knows callgraph.FLAGS."""
+        command = [*self.cc, *callgraph.FLAGS, "-E", "-xc", os.devnull, "-o", os.devnull]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build left behind and what it takes.
+
+    `shared_library` is None on a bare machine, and the module for WebAssembly, which has no `model_object`. Bytes of code
+    and constants are those of the shared library; on a bare machine, of what a linker keeps for this model. `stack` has the
+    worst case of STACK_OF, or is None where the compiler gives no call graph; `selftest_bytes` is what colibri_selftest adds
+    to a bare machine's flash.
+    """
+
+    static_library: Path
+    shared_library: Path | None
+    model_object: Path | None
+    text_bytes: int
+    rodata_bytes: int
+    selftest_bytes: int | None = None
+    stack: dict[str, int] | None = None
 
 
 def engine_directory() -> Path:
@@ -19,19 +91,52 @@ def engine_directory() -> Path:
     return installed if installed.is_dir() else Path(__file__).resolve().parents[2] / "engine"
 
 
-@dataclass(frozen=True)
-class Built:
-    """What a build left behind, and the bytes of each kind in its code; `shared_library` is None without a system."""
+def choose(target: Target | None, toolchain: Toolchain = Toolchain.auto, compiler: str | None = None) -> Compiler:
+    """The compiler of a target, or of this machine; `compiler` is a command that takes its place.
 
-    static_library: Path
-    shared_library: Path | None
-    model_object: Path
-    text_bytes: int
-    rodata_bytes: int
+    Raises ColibriError where it is not installed, with what to install.
+    """
+    if target is None:
+        if toolchain is not Toolchain.auto:
+            raise ColibriError(f"--toolchain {toolchain.value} chooses the compiler of a target: pass --target too")
+        return _installed(Compiler(tuple(shlex.split(compiler or os.environ.get("CC") or "cc")), ("ar",)))
+    if compiler is None and toolchain is not Toolchain.debian:
+        debian = shutil.which(target.compiler) is not None and shutil.which(target.archiver) is not None
+        zig = importlib.util.find_spec("ziglang") is not None
+        if zig and (toolchain is Toolchain.zig or not debian):
+            command = (sys.executable, "-m", "ziglang")
+            return _installed(Compiler((*command, "cc", *target.zig, "-g0", *_headers(target, zig=True)),
+                                       (*command, "ar"), make=target.zig_make, link=()))  # fmt: skip
+        if toolchain is Toolchain.zig:
+            raise ColibriError("ziglang is not installed: pip install ziglang")
+        if not debian:
+            raise ColibriError(f"there is no compiler for {target.name}: on Debian, apt-get install {target.packages}; "
+                               "anywhere, pip install ziglang")  # fmt: skip
+    cc = (*shlex.split(compiler or target.compiler), *target.flags, *_headers(target))
+    link = ("-lm",) if target.system != "wasm" else ()
+    return _installed(Compiler(cc, (target.archiver,), target.packages, link=link))
+
+
+def _headers(target: Target, zig: bool = False) -> tuple[str, ...]:
+    """The flag for headers of its own where the compiler has no C library's."""
+    bare = target.system == "wasm" or (zig and target.system == "bare")
+    return (f"-I{engine_directory() / 'freestanding'}",) if bare else ()
+
+
+def _installed(compiler: Compiler) -> Compiler:
+    for tool in (compiler.cc[0], compiler.ar[0], "make"):
+        if shutil.which(tool) is None:
+            packages = "build-essential" if tool == "make" else compiler.packages
+            raise ColibriError(f"{tool} is not installed: on Debian, apt-get install {packages}")
+    return compiler
 
 
 def build(
-    export_directory: Path, output: Path | None = None, compiler: str | None = None, target: str | None = None
+    export_directory: Path,
+    output: Path | None = None,
+    compiler: str | None = None,
+    target: str | None = None,
+    toolchain: Toolchain = Toolchain.auto,
 ) -> Built:
     """Compile libcolibri.a, libcolibri.so and model.o of an export into `output`: by default build/, or build-TARGET/.
 
@@ -42,27 +147,121 @@ def build(
     if not source.is_file():
         raise ColibriError(f"{export_directory} has no model.c: pass the directory of an export")
     known = None if target is None else find(target)
+    system = known.system if known else "linux"
     output = (output or export_directory / ("build" if target is None else f"build-{target}")).resolve()
-    cc = shlex.split(compiler or (known.compiler if known else os.environ.get("CC") or "cc"))
-    cc += known.flags if known else ()
-    archiver = known.archiver if known else "ar"
-    for tool in (cc[0], "make", archiver):
-        if shutil.which(tool) is None:
-            wanted = known.packages if known and tool != "make" else "build-essential"
-            raise ColibriError(f"{tool} is not installed: on Debian, apt-get install {wanted}")
-    libraries = [output / "libcolibri.a", *([output / "libcolibri.so"] if known is None or known.hosted else [])]
+    tools = choose(known, toolchain, compiler)
+    stacks = tools.writes_call_graphs
+    cc = [*tools.cc, *(callgraph.FLAGS if stacks else ())]
+    _forget_other_compilers(output, cc)
+
+    archive, shared, model = (output / name for name in ("libcolibri.a", "libcolibri.so", "model.o"))
     # The compiler's flags are part of its name here: they say what machine it compiles for.
-    command = ["make", "-C", str(engine_directory()), f"BUILD={output}", f"CC={shlex.join(cc)}", f"AR={archiver}"]
-    _run([*command, *(["PIC="] if len(libraries) == 1 else []), *(str(path) for path in libraries)])
-    model = output / "model.o"
+    command = ["make", "-C", str(engine_directory()), f"BUILD={output}", f"CC={shlex.join(cc)}",
+               f"AR={shlex.join(tools.ar)}", *tools.make, str(archive)]  # fmt: skip
+    _run([*command, *([str(shared)] if system == "linux" else ["PIC="])])
+    shutil.copytree(engine_directory() / "include", output / "include", dirs_exist_ok=True,
+                    ignore=shutil.ignore_patterns("colibri_host.h"))  # fmt: skip
+    if system == "wasm":
+        module = _link_module(tools, archive, output)
+        found = elf.read(module)
+        return Built(archive, module, None, found.bytes_of(".text"), found.bytes_of(".data"))
     command = [*cc, "-std=c11", "-O2", f"-I{export_directory}", f"-Wa,-I{export_directory}"]
-    if known is not None and not known.hosted:  # firmware carries only what its model uses
+    if system == "bare":  # firmware carries only what its model uses
         command += ["-DCOLIBRI_GENERATED", *source_flags()]
     _run([*command, "-c", str(source), "-o", str(model)])
-    found = sections(libraries[-1])
-    text = sum(size for name, size in found if name.startswith(".text"))
-    rodata = sum(size for name, size in found if name.startswith((".rodata", ".data.rel.ro")))
-    return Built(libraries[0], libraries[1] if len(libraries) > 1 else None, model, text, rodata)
+    if system == "bare":
+        assert known is not None
+        return _measured(export_directory, known, tools, archive, model, stacks)
+    found = elf.read(shared) if _is_elf(shared) else elf.Elf()
+    stack = _stack([p for p in output.glob("*.ci") if p.name not in (*_NO_STACK_FRAMES, "model.ci")]) if stacks else None
+    return Built(archive, shared, model, found.bytes_of(".text"), found.bytes_of(".rodata", ".data.rel.ro"), None, stack)
+
+
+def _is_elf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
+def _forget_other_compilers(output: Path, cc: Sequence[str]) -> None:
+    """Remove what another compiler, or one with other flags, left in `output`: make would take it for up to date."""
+    mark = output / "compiler.txt"
+    if not mark.is_file() or mark.read_text(encoding="utf-8") != shlex.join(cc):
+        for pattern in ("*.o", "*.a", "*.so", "*.ci", "*.su"):
+            for path in output.glob(pattern):
+                path.unlink()
+        output.mkdir(parents=True, exist_ok=True)
+        mark.write_text(shlex.join(cc), encoding="utf-8")
+
+
+def _link_module(tools: Compiler, archive: Path, output: Path) -> Path:
+    """colibri.wasm: the engine's functions and memory, for a host that writes the model into it."""
+    module = output / "colibri.wasm"
+    names = ("colibri_init", "colibri_forward", "colibri_free", "colibri_model_size", "colibri_get_num_experts",
+             "colibri_check", "colibri_diagnose", "colibri_selftest", "__heap_base")  # fmt: skip
+    _run([*tools.cc, "-std=gnu11", "-O2", *source_flags(), "-nostdlib", "-s",
+          str(engine_directory() / "freestanding/memory.c"), str(archive), "-Wl,--no-entry",
+          *(f"-Wl,--export={name}" for name in names), "-o", str(module)])  # fmt: skip
+    return module
+
+
+def linker_script(target: Target, flash_bytes: int = 512 << 10, ram_bytes: int = 256 << 10) -> str:
+    """The engine's linker script for a bare machine with these memories."""
+    return (
+        f"/* The memories of this board. Change them to those of yours. */\nMEMORY\n{{\n"
+        f"    FLASH (rx) : ORIGIN = {target.flash:#x}, LENGTH = {flash_bytes}\n"
+        f"    RAM (rwx) : ORIGIN = {target.ram:#x}, LENGTH = {ram_bytes}\n}}\n\n"
+        + (engine_directory() / "firmware/board.ld").read_text(encoding="utf-8")
+    )
+
+
+def link_bare(tools: Compiler, script: str, parts: Sequence[Path | str], image: Path) -> Path:
+    """Link a bare machine's program of sources, objects and further flags, with the text of a linker script."""
+    place = image.with_suffix(".ld")
+    place.write_text(script, encoding="utf-8")
+    _run([*tools.cc, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-ffunction-sections", "-nostartfiles",
+          f"-I{engine_directory() / 'include'}", *map(str, parts), "-T", str(place), *tools.link, "-Wl,--gc-sections",
+          "-o", str(image)])  # fmt: skip
+    return image
+
+
+def _measured(export: Path, target: Target, tools: Compiler, archive: Path, model: Path, stacks: bool) -> Built:
+    """What a bare machine's program takes, from two that were linked: without the self-test, and with it."""
+    output = archive.parent
+    probe = output / "probe.c"
+    probe.write_text(_PROBE, encoding="utf-8")
+    header = open_package(export).header
+    model_bytes = int(header["total_bytes"])
+    script = linker_script(target, model_bytes + (1 << 20), 2 * int(header["context_bytes"]) + (1 << 20))
+    sizes = []
+    for name, define in (("probe", ()), ("probe_selftest", ("-DSELFTEST",))):
+        parts = [f"-I{export}", *define, probe, model, archive, "-Wl,-e,main"]
+        image = elf.read(link_bare(tools, script, parts, output / f"{name}.elf"))
+        code = image.bytes_of(".text") - image.functions["main"]
+        sizes.append((code, image.bytes_of(".rodata", ".ARM.exidx", ".data") - model_bytes))
+    stack = None
+    if stacks:
+        objects = linked_objects(model, output.glob("*.o"))
+        stack = _stack([path.with_suffix(".ci") for path in objects], frozenset(image.functions))
+    return Built(archive, None, model, *sizes[0], sum(sizes[1]) - sum(sizes[0]), stack)
+
+
+def linked_objects(model: Path, objects: Iterable[Path]) -> list[Path]:
+    """The model's object and those of the engine that a linker takes with it, for a program with the self-test."""
+    known = {path: elf.read(path) for path in objects if path != model}
+    chosen, wanted = [model], elf.read(model).undefined | {"colibri_selftest"}
+    while found := next((path for path, obj in known.items() if obj.defined & wanted), None):
+        obj = known.pop(found)
+        chosen.append(found)
+        wanted = (wanted | obj.undefined) - set().union(*(elf.read(path).defined for path in chosen))
+    return chosen
+
+
+def _stack(graphs: Iterable[Path], linked: frozenset[str] | None = None) -> dict[str, int] | None:
+    try:
+        graph = callgraph.read(sorted(graphs), engine_directory(), linked)
+        return {name: graph.worst(name)[0] for name in STACK_OF}
+    except callgraph.StackError as error:
+        raise ColibriError(f"the worst-case stack is not known: {error}") from None
 
 
 def source_flags() -> list[str]:
@@ -72,16 +271,7 @@ def source_flags() -> list[str]:
             "-fno-trapping-math", "-fno-strict-aliasing", "-ffunction-sections", "-fdata-sections"]  # fmt: skip
 
 
-def _run(command: list[str]) -> None:
+def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ColibriError(f"{shlex.join(command)} failed:\n{(done.stderr or done.stdout).strip()}")
-
-
-def sections(path: Path) -> list[tuple[str, int]]:
-    """Names and bytes of the sections of a library, of all objects where it is an archive."""
-    if shutil.which("size") is None:
-        return []
-    lines = subprocess.run(["size", "-A", str(path)], capture_output=True, text=True, check=True).stdout.splitlines()
-    rows = [line.split() for line in lines if line.startswith(".")]
-    return [(row[0], int(row[1])) for row in rows]

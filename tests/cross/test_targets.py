@@ -18,7 +18,6 @@ from tests.graphs import FORMATS, expert, linear
 from tools import size
 
 HERE = Path(__file__).parent
-LIBC = HERE.parents[1] / "examples/web/libc"
 FLAGS = ["-std=gnu11", "-O2", *toolchain.source_flags()]
 E = {name: code for code, (name, _) in enumerate(spec.ERRORS)}
 
@@ -103,8 +102,8 @@ def test_every_certificate_holds_in_webassembly(simd: bool, tmp_path: Path) -> N
     vectors = ["-msimd128"] if simd else []
     _run(["clang-19", "--target=wasm32", "-nostdlib", "-mbulk-memory", *vectors, *FLAGS[:-1], "-Wl,--no-entry",
           "-Wl,--export=run", "-Wl,--export=__heap_base", f"-I{size.ENGINE / 'include'}", f"-I{size.ENGINE / 'src'}",
-          f"-I{LIBC}", str(LIBC / "string.c"), str(HERE / "wasm/run.c"), *sources, "-o", "engine.wasm"],
-         tmp_path)  # fmt: skip
+          f"-I{size.ENGINE / 'freestanding'}", str(size.ENGINE / "freestanding/memory.c"), str(HERE / "wasm/run.c"),
+          *sources, "-o", "engine.wasm"], tmp_path)  # fmt: skip
     store = wasmtime.Store()
     exports = wasmtime.Instance(
         store, wasmtime.Module.from_file(store.engine, str(tmp_path / "engine.wasm")), []

@@ -1,5 +1,4 @@
-/* What the engine uses of a C library, for WebAssembly, where there is none. Compile with -mbulk-memory, or the copies
- * of string.c call themselves. */
+/* What the engine uses of a library, for a compiler that brings none. In WebAssembly memory.c defines them. */
 #include <stddef.h>
 
 void *memcpy(void *restrict to, const void *restrict from, size_t n);
