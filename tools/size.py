@@ -113,9 +113,7 @@ def declared(engine: Path = ENGINE) -> set[str]:
 
 def call_graph(directory: Path, engine: Path = ENGINE) -> CallGraph:
     """The call graph of a build made with STACK_FLAGS by gcc; raises StackError where a pointer call is unknown."""
-    return callgraph.read(
-        sorted(p for p in directory.glob("*.ci") if p.with_suffix(".o").name not in HOST), engine
-    )
+    return callgraph.read(sorted(p for p in directory.glob("*.ci") if p.with_suffix(".o").name not in HOST), engine)
 
 
 # --- the report -------------------------------------------------------------------------------------------------------

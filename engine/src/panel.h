@@ -10,19 +10,19 @@
 #define FOURTH _Pragma("GCC unroll 4")
 #endif
 
-/* total[row][output] += the product of `blocks` blocks, `stride` bytes apart, the last of which has `live` rows that count,
- * with the tile's rows `a`. The including file has one for each layout, for float rows and for quantised ones (q):
- * functions of their own, whose loops have all registers. */
-typedef void product(const uint8_t *blocks_at, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,
-                     uint32_t cols, float total[CLB_TILE][CLB_WIDTH]);
+/* total[row][output] += the product of `outputs` rows of a matrix, in blocks `stride` bytes apart, with the tile's rows `a`;
+ * it may compute what fills the last block. The including file has one for each layout, for float rows and for quantised
+ * ones (q): functions of their own, whose loops have all registers. */
+typedef void product(const uint8_t *blocks_at, size_t stride, uint32_t outputs, const clb_tile *tile, uint32_t cols,
+                     float total[CLB_TILE][CLB_WIDTH]);
 static __attribute__((noinline)) product product_f32, product_f16, product_i8, product_q_i8, product_q_i4;
 
-static inline void multiply(const clb_matrix *m, const uint8_t *at, uint32_t blocks, uint32_t live, const clb_tile *tile,
+static inline void multiply(const clb_matrix *m, const uint8_t *at, uint32_t outputs, const clb_tile *tile,
                             float total[CLB_TILE][CLB_WIDTH])
 {
 #define TIMES(which, its_layout, product)                                                                              \
     if (USED(which, CLB_LAYOUT_##its_layout) && m->layout == CLB_LAYOUT_##its_layout) {                                \
-        product(at, m->stride, blocks, live, tile, m->cols, total);                                                    \
+        product(at, m->stride, outputs, tile, m->cols, total);                                                          \
         return;                                                                                                        \
     }
     if (m->quantized) {
@@ -52,7 +52,7 @@ CLB_STATIC_WALK void panel(const clb_matrix *m, const clb_tile *tile, uint32_t f
             total[row][i] = bias[at + i];
         }
     }
-    multiply(m, matrix, 1, outputs, tile, total);
+    multiply(m, matrix, outputs, tile, total);
     for (uint32_t row = 0; row < rows; ++row) {
         float *out = tile->out[row] + at;
         for (uint32_t i = 0; i < outputs; ++i) {
@@ -77,7 +77,7 @@ static void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, uin
             }
         }
     }
-    multiply(m, matrix, blocks, outputs - (blocks - 1) * CLB_LANES, tile, total);
+    multiply(m, matrix, outputs, tile, total);
     for (uint32_t b = 0; m->scaled && b < blocks; ++b) {
         memcpy(scale + b * CLB_LANES, matrix + b * m->stride, CLB_LANES * sizeof(float));
     }

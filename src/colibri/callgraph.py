@@ -96,9 +96,7 @@ def read(files: Iterable[Path], sources: Path, linked: Collection[str] | None = 
         graph.calls.setdefault(caller, set()).update(_targets(file, caller, graph, sources, linked is not None))
     for targets in graph.calls.values():
         graph.outside |= targets - graph.frames.keys()
-    if linked is None and (
-        missing := {name for _, names in INDIRECT.values() for name in names} - graph.frames.keys()
-    ):
+    if linked is None and (missing := {name for _, names in INDIRECT.values() for name in names} - graph.frames.keys()):
         raise StackError(f"not in the build: {', '.join(sorted(missing))}")
     return graph
 

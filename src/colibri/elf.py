@@ -23,7 +23,9 @@ class Elf:
 
     def bytes_of(self, *prefixes: str) -> int:
         """Bytes of the sections with these names, or with these names and a dot before more."""
-        return sum(size for name, size in self.sections.items() if any(f"{name}.".startswith(f"{p}.") for p in prefixes))
+        return sum(
+            size for name, size in self.sections.items() if any(f"{name}.".startswith(f"{p}.") for p in prefixes)
+        )
 
 
 def read(path: Path) -> Elf:

@@ -138,7 +138,9 @@ def write(export: Export, path: str | Path, style: Style = PLAIN) -> Path:
     Each file is replaced by rename, so a process that has the old one mapped keeps it whole.
     """
     path = Path(path)
-    files = {path: export.image} if path.suffix == ".bin" else {path / n: data for n, data in export.files(style).items()}
+    files = (
+        {path: export.image} if path.suffix == ".bin" else {path / n: data for n, data in export.files(style).items()}
+    )
     try:
         for target, data in files.items():
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -173,8 +173,12 @@ def build(
         assert known is not None
         return _measured(export_directory, known, tools, archive, model, stacks)
     found = elf.read(shared) if _is_elf(shared) else elf.Elf()
-    stack = _stack([p for p in output.glob("*.ci") if p.name not in (*_NO_STACK_FRAMES, "model.ci")]) if stacks else None
-    return Built(archive, shared, model, found.bytes_of(".text"), found.bytes_of(".rodata", ".data.rel.ro"), None, stack)
+    stack = (
+        _stack([p for p in output.glob("*.ci") if p.name not in (*_NO_STACK_FRAMES, "model.ci")]) if stacks else None
+    )
+    return Built(
+        archive, shared, model, found.bytes_of(".text"), found.bytes_of(".rodata", ".data.rel.ro"), None, stack
+    )
 
 
 def _is_elf(path: Path) -> bool:

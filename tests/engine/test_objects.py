@@ -121,7 +121,7 @@ def test_worst_case_stack_is_bounded(calls: size.CallGraph, gcc_build: Build) ->
 
 def test_worst_case_stack_follows_the_calls_through_tables(calls: size.CallGraph) -> None:
     assert {"clb_map2", "clb_reduce"} <= calls.calls["run_rows"]
-    assert {"product_f32", "product_q_i4"} <= calls.calls.get("panel", set()) | calls.calls.get("run_chunk", set())
+    assert {"panel", "unary"} <= calls.calls.get("run_chunk", set()) | calls.calls["clb_run_linear"]
     assert {"score_softmax", "score_sigmoid", "score_logit"} <= calls.calls["clb_route"]
     own = sum(calls.frames[name] for name in ("colibri_forward", "clb_run_moe"))
     assert calls.worst("colibri_forward")[0] > own

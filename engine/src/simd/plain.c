@@ -13,17 +13,18 @@
 
 /* Float rows: groups of 256 inputs are summed from +0, and the groups added in order. */
 #define FLOAT_PRODUCT(name, type, weight)                                                                              \
-    static void name(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,       \
-                     uint32_t cols, float total[CLB_TILE][CLB_WIDTH])                                                  \
+    static void name(const uint8_t *matrix, size_t stride, uint32_t outputs, const clb_tile *tile, uint32_t cols,      \
+                     float total[CLB_TILE][CLB_WIDTH])                                                                 \
     {                                                                                                                  \
-        for (uint32_t b = 0; b < blocks; ++b) {                                                                        \
+        for (uint32_t b = 0; b < clb_ceil(outputs, CLB_LANES); ++b) {                                                  \
+            const uint32_t live = outputs - b * CLB_LANES;                                                             \
             const type *w = (const type *)(const void *)(matrix + b * stride);                                         \
             for (uint32_t row = 0; row < clb_rows(tile); ++row) {                                                          \
                 const float *x = tile->a[row];                                                                         \
                 float *out = total[row] + b * CLB_LANES;                                                               \
                 for (uint32_t start = 0; start < cols; start += CLB_GROUP) {                                           \
                     const uint32_t end = start + clb_min(cols - start, CLB_GROUP);                                     \
-                    if (CLB_SCALAR && b == blocks - 1 && live < CLB_LANES / 2) {                                       \
+                    if (CLB_SCALAR && live < CLB_LANES / 2) {                                                          \
                         for (uint32_t lane = 0; lane < live; ++lane) {                                                 \
                             float chain = 0.0f;                                                                        \
                             FOURTH for (uint32_t k = start; k < end; ++k) {                                            \
@@ -98,10 +99,9 @@ static __attribute__((noinline)) void add_fours(int32_t total[QUARTER], const ui
 
 /* Quantised rows: exact integer sums, |sum| ≤ 128 · 127 · 127 < 2^21 in a group, added as floats in order. Inputs and
  * weights are padded with zeros to 4. */
-static void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,
-                         uint32_t cols, float total[CLB_TILE][CLB_WIDTH])
+static void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t outputs, const clb_tile *tile, uint32_t cols,
+                         float total[CLB_TILE][CLB_WIDTH])
 {
-    const uint32_t outputs = (blocks - 1) * CLB_LANES + live;
     for (uint32_t row = 0; row < clb_rows(tile); ++row) {
         const clb_record x = clb_record_at(tile->a[row], cols);
         const uint32_t *const inputs = (const uint32_t *)(const void *)x.q, *const end = inputs + clb_ceil(cols, 4);
@@ -124,12 +124,11 @@ static void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t blocks, 
 }
 
 /* The nibbles are the weights plus 8, so that 8 · Σ inputs is taken off again; |sum| ≤ 32 · 15 · 127 < 2^16. */
-static void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile,
-                         uint32_t cols, float total[CLB_TILE][CLB_WIDTH])
+static void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t outputs, const clb_tile *tile, uint32_t cols,
+                         float total[CLB_TILE][CLB_WIDTH])
 {
-    (void)live;
     const uint32_t groups = clb_ceil(cols, CLB_WEIGHT_GROUP);
-    for (uint32_t b = 0; b < blocks; ++b) {
+    for (uint32_t b = 0; b < clb_ceil(outputs, CLB_LANES); ++b) {
         for (uint32_t row = 0; row < clb_rows(tile); ++row) {
             const clb_record x = clb_record_at(tile->a[row], cols);
             float inner[CLB_LANES] = {0};

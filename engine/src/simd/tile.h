@@ -181,12 +181,13 @@ INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, const c
     }
 #define GROUPS(COVER, TILE, group)                                                                                          \
     for (uint32_t start = 0; start < cols; start += (group)) {                                                         \
-        const uint32_t end = start + clb_min(cols - start, group), full = blocks / WIDE, rows = tile->computed;        \
+        const uint32_t end = start + clb_min(cols - start, group), rows = tile->computed;                              \
+        const uint32_t blocks = clb_ceil(outputs, CLB_LANES), full = blocks / WIDE;                                    \
         uint32_t row = 0;                                                                                              \
         COVER(TILE)                                                                                                    \
     }
 #define ARGUMENTS                                                                                                      \
-    const uint8_t *matrix, size_t stride, uint32_t blocks, uint32_t live, const clb_tile *tile, uint32_t cols,         \
+    const uint8_t *matrix, size_t stride, uint32_t outputs, const clb_tile *tile, uint32_t cols,                       \
         float total[CLB_TILE][CLB_WIDTH]
 #define VECTOR(v) matrix + (size_t)(v) * WIDE * stride
 #define TOTAL(v, row) (totals *)(void *)(total[row] + (v) * WIDE * CLB_LANES)
@@ -199,14 +200,12 @@ INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, const c
     static void name(ARGUMENTS)                                                                                        \
     {                                                                                                                  \
         const enum format format = its_format;                                                                         \
-        (void)live; /* a whole vector takes no longer than a part */                                                   \
         GROUPS(COVER, FLOAT_TILE, CLB_GROUP)                                                                                  \
     }
 #define QUANTIZED_PRODUCT(name, COVER, TILE)                                                                           \
     static void name(ARGUMENTS)                                                                                        \
     {                                                                                                                  \
         clb_record x[CLB_TILE];                                                                                        \
-        (void)live;                                                                                                    \
         for (uint32_t i = 0; i < tile->computed; ++i) {                                                                \
             x[i] = clb_record_at(tile->a[i], cols);                                                                    \
         }                                                                                                              \
