@@ -1,0 +1,309 @@
+"""Compares Colibri's firmware with what others make of the smart-meter model, on an emulated Cortex-M7.
+
+    python benchmarks/firmware/compare.py [--publish] [--peers-python build/firmware-peers/bin/python]
+
+Builds every variant with the same compiler, -O2, start-up code and harness; runs the test weeks; checks the answers;
+prints a table, and with --publish writes docs/firmware.md. Needs what `colibri targets` names for cortex-m7, and
+qemu-system-arm. The peers that write C are asked with --peers-python's interpreter, which requirements.txt is for;
+where it is missing, their rows are left out and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+METER = ROOT / "examples/smart_meter"
+sys.path[:0] = [str(ROOT / "examples/firmware"), str(METER), str(HERE)]
+
+import data  # noqa: E402
+import firmware  # noqa: E402
+import hand_count  # noqa: E402
+import onnx_style  # noqa: E402
+import page  # noqa: E402
+import profile_image  # noqa: E402
+import weights  # noqa: E402
+from safetensors.numpy import load_file  # noqa: E402
+
+from colibri import engine, exporter, targets, toolchain  # noqa: E402
+
+BOARD = firmware.BOARDS["cortex-m7"]
+FLASH = (".text", ".rodata", ".ARM.exidx", ".data")
+RAM = (".data", ".bss")
+# The largest error allowed, in the model's unit of 950 MW. Float: rounding of sums, and of emlearn's constants, which
+# have six decimals. Int8 and fixed point: the mean absolute percentage error must stay near float's.
+FLOAT_TOLERANCE = 2e-5
+MAPE_TOLERANCE = 0.02  # percentage points
+PROFILED = 3  # forecasts
+
+
+class LeftOut(Exception):
+    """Why a variant is not in the table."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`source` is a file of peers/, `prepare` writes what it includes into the folder of its build."""
+
+    name: str
+    source: str
+    dtype: str
+    flags: tuple[str, ...] = ()
+    prepare: Callable[[Path, Path], None] | None = None
+    dense: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the table shows; bytes beyond those of the empty image, the error in the model's unit."""
+
+    variant: Variant
+    code: int
+    weights: int
+    ram: int
+    stack: int
+    instructions: int
+    error: float
+    mape: float
+
+
+@dataclass
+class Work:
+    """What all variants share."""
+
+    rows: NDArray[np.float32]
+    exact: NDArray[np.float64]
+    split: data.Split
+    folder: Path
+    peers_python: Path
+    headers: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.headers = self.folder / "headers"
+        self.headers.mkdir(parents=True, exist_ok=True)
+
+
+def variants(peers_python: Path) -> list[Variant]:
+    """In the order of the table."""
+
+    def ask(peer: str) -> Callable[[Path, Path], None]:
+        def prepare(headers: Path, folder: Path) -> None:
+            if not peers_python.is_file():
+                raise LeftOut(f"{peers_python} is not there; benchmarks/firmware/README.md says how to make it")
+            command = [peers_python, HERE / "generate.py", peer, headers / "weights.npz", folder]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+            if done.returncode:
+                raise LeftOut(f"{peer} failed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
+
+        return prepare
+
+    def style(headers: Path, folder: Path) -> None:
+        (folder / "style.c").write_text(onnx_style.generate(np.load(headers / "weights.npz")), encoding="utf-8")
+
+    emlearn = subprocess.run([peers_python, "-c", "import emlearn; print(emlearn.includedir)"], capture_output=True,
+                             text=True, check=False) if peers_python.is_file() else None  # fmt: skip
+    include = f"-I{emlearn.stdout.strip()}" if emlearn and not emlearn.returncode else "-I."
+    return [
+        Variant("Plain C, loops", "hand_fp32.c", "fp32"),
+        Variant("Plain C, four rows a pass", "hand_fp32.c", "fp32", ("-DPACKED",)),
+        Variant("C++ templates, in the style of TinyMind", "templates.cpp", "fp32"),
+        Variant("emlearn, a net an expert, routed by hand", "emlearn.c", "fp32", (include,), ask("emlearn")),
+        Variant("ONNX by emx-onnx-cgen, experts gathered", "onnx.c", "fp32", (), ask("onnx-gather")),
+        Variant("ONNX by emx-onnx-cgen", "onnx.c", "fp32", (), ask("onnx-dense"), dense=True),
+        Variant("ONNX in the style of onnx2c", "onnx_style.c", "fp32", (), style, dense=True),
+        Variant("C++ templates, in the style of TinyMind", "templates.cpp", "Q16.16", ("-DFIXED",)),
+        Variant("Plain C, loops", "hand_int8.c", "int8", ("-DVARIANT=0",)),
+        Variant("C with SMLAD, a row a pass", "hand_int8.c", "int8", ("-DVARIANT=1",)),
+        Variant("C with SMLAD, four rows a pass", "hand_int8.c", "int8", ("-DVARIANT=2",)),
+        Variant("The same, the gate int8 too", "hand_int8.c", "int8", ("-DVARIANT=2", "-DINT8_GATE")),
+        Variant("C++ templates with SMLAD, fixed ranges", "affine.cpp", "int8"),
+    ]
+
+
+def measure(variant: Variant, work: Work, empty: dict[str, int]) -> Row:
+    """Builds it, runs it, compares its answers; raises LeftOut where it cannot be made or is wrong."""
+    folder = _fresh(work.folder / re.sub(r"\W+", "-", f"{variant.name} {variant.dtype}".lower()))
+    if variant.prepare is not None:
+        variant.prepare(work.headers, folder)
+    image, peer = link(variant, work, folder)
+    return _row(variant, image, _constants(image, peer), work, empty)
+
+
+def _fresh(folder: Path) -> Path:
+    """Empty: no file of an earlier run, from which a tool that failed could seem to have succeeded."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def link(variant: Variant, work: Work, folder: Path) -> tuple[Path, Path]:
+    """The image and the object of the variant in it, with the flags of the example's own program."""
+    target = targets.find(BOARD.target)
+    flags = [*target.flags, "-O2", "-ffunction-sections", "-fdata-sections", f"-DBOARD_MHZ={BOARD.mhz}",
+             f"-I{folder}", f"-I{HERE}", f"-I{firmware.HERE}", f"-I{work.headers}"]  # fmt: skip
+    peer = folder / "peer.o"
+    plus = variant.source.endswith(".cpp")
+    compiler = target.compiler.replace("gcc", "g++") if plus else target.compiler
+    language = ["-std=gnu++17", "-fno-exceptions", "-fno-rtti"] if plus else ["-std=gnu11"]
+    _run([compiler, *flags, *language, *variant.flags, "-c", str(HERE / "peers" / variant.source), "-o", str(peer)])
+    image = folder / "firmware.elf"
+    board = [str(firmware.HERE / name) for name in ("board.c", "board_cortex_m.c")]
+    _run([target.compiler, *flags, "-std=gnu11", "-nostartfiles", str(HERE / "harness.c"), str(peer), *board, "-T",
+          str(firmware.HERE / "board.ld"),
+          f"-Wl,--defsym=flash_at={BOARD.flash:#x},--defsym=ram_at={BOARD.ram:#x}", "-lm", "-Wl,--gc-sections",
+          "-o", str(image)])  # fmt: skip
+    return image, peer
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LeftOut(done.stderr.strip())
+    return done.stdout
+
+
+def _constants(image: Path, peer: Path) -> int:
+    """Bytes of the variant's own constants that are in the image."""
+    tool = targets.find(BOARD.target).compiler.replace("gcc", "nm")
+    own, linked = (
+        re.findall(r"^\w+ (\w+) ([rR]) (\S+)$", _run([tool, "--print-size", str(path)]), re.M) for path in (peer, image)
+    )
+    names = {name for _, _, name in own}
+    return sum(int(size, 16) for size, _, name in linked if name in names)
+
+
+def _bytes(image: Path) -> dict[str, int]:
+    sections = dict(toolchain.sections(image))
+    return {"flash": sum(sections.get(s, 0) for s in FLASH), "ram": sum(sections.get(s, 0) for s in RAM)}
+
+
+def _row(variant: Variant, image: Path, constants: int, work: Work, empty: dict[str, int]) -> Row:
+    printed = firmware.run(image, BOARD)
+    values = {name: int(value, 16) for name, value in re.findall(r"^(stack|instructions) (0x\w{8})$", printed, re.M)}
+    found = re.findall(r"^output (0x\w{8})$", printed, re.M)
+    answers = np.array([struct.unpack("<f", struct.pack("<I", int(bits, 16)))[0] for bits in found])
+    if answers.shape != work.exact.shape:
+        raise LeftOut(f"gave {len(answers)} of {len(work.exact)} answers")
+    error = float(np.abs(answers - work.exact).max())
+    mape, float_mape = (
+        data.mape(data.to_megawatts(y, work.split.now), work.split.demand) for y in (answers, work.exact)
+    )
+    if variant.dtype == "fp32" and not error <= FLOAT_TOLERANCE:
+        raise LeftOut(f"wrong: an answer is {error:.2g} off")
+    if not abs(mape - float_mape) <= MAPE_TOLERANCE:
+        raise LeftOut(f"wrong: MAPE {mape:.3f} % instead of {float_mape:.3f} %")
+    size = _bytes(image)
+    return Row(
+        variant, size["flash"] - empty["flash"] - constants, constants, size["ram"] - empty["ram"], values["stack"],
+        values["instructions"], error, mape,
+    )  # fmt: skip
+
+
+def colibri(dtype: str, work: Work, empty: dict[str, int], program: str = "colibri.c") -> Row:
+    """As the example links it; its answers must also be this machine's, to the last bit."""
+    image, made = _link_colibri(dtype, work, program)
+    row = _row(Variant("**Colibri**", program, dtype), image, len(made.image), work, empty)
+    printed = re.findall(r"^output (0x\w{8})$", firmware.run(image, BOARD), re.M)
+    here = np.ascontiguousarray(engine.load(made.image)(work.rows), "<f4").view("<u4").ravel()
+    if [int(bits, 16) for bits in printed] != here.tolist():
+        raise LeftOut(f"Colibri's {dtype} answers are not this machine's")
+    return row
+
+
+def _link_colibri(dtype: str, work: Work, program: str) -> tuple[Path, exporter.Export]:
+    made, _ = firmware.export(dtype)
+    folder = _fresh(work.folder / f"{Path(program).stem}-{dtype}")
+    for file in (HERE / "harness.c", HERE / "harness.h", firmware.HERE / "board.h"):
+        shutil.copy(file, folder)  # where the example's command looks for files
+    return firmware.link(made, work.rows, BOARD, folder, str(HERE / "peers" / program)), made
+
+
+def profile(dtype: str, folder: Path) -> dict[str, int]:
+    """Colibri's instructions by function, of a few forecasts."""
+    image, _ = _link_colibri(dtype, prepare(folder, Path("none"), PROFILED), "colibri.c")
+    nm = targets.find(BOARD.target).compiler.replace("gcc", "nm")
+    return profile_image.by_function(image, BOARD.command, nm)
+
+
+def prepare(folder: Path, peers_python: Path, rows: int | None = None) -> Work:
+    """The test weeks' forecasts, or their first ones, and the headers that variants include."""
+    demand = data.load()
+    hours = data.TEST if rows is None else data.TEST[:rows]
+    split = data.split(demand, hours)
+    checkpoint = load_file(METER / "checkpoint.safetensors")
+    exact = weights.activations(checkpoint, split.features)["answers"]
+    work = Work(split.features, exact, split, folder, peers_python)
+    weights.write(checkpoint, data.split(demand, data.VALIDATION).features, work.headers)
+    text = ",\n".join("{" + ", ".join(f"{float(x).hex()}f" for x in row) + "}" for row in split.features)
+    (work.headers / "rows.h").write_text(
+        f"#define ROWS {len(exact)}\nstatic const float rows[ROWS][{split.features.shape[1]}] = {{\n{text}}};\n"
+    )
+    return work
+
+
+def main() -> None:
+    """Measures everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers-python", type=Path, default=ROOT / "build/firmware-peers/bin/python")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build/firmware-compare", help="where all is built")
+    parser.add_argument("--publish", action="store_true", help="write docs/firmware.md")
+    options = parser.parse_args()
+
+    # Absolute, for the tools run elsewhere; not resolved, since a virtual environment's interpreter is a link.
+    work = prepare(options.folder.absolute(), options.peers_python.absolute())
+    image, _ = link(Variant("empty", "empty.c", "fp32"), work, _fresh(work.folder / "empty"))
+    empty = _bytes(image)
+    table: list[Row] = []
+    left_out: list[tuple[Variant, str]] = []
+    for dtype in ("fp32", "int8"):
+        table.append(colibri(dtype, work, empty))
+    with_selftest = colibri("int8", work, empty, "colibri_selftest.c")
+    for variant in variants(work.peers_python):
+        try:
+            table.append(measure(variant, work, empty))
+        except LeftOut as reason:
+            left_out.append((variant, str(reason)))
+    checkpoint = load_file(METER / "checkpoint.safetensors")
+    architecture = json.loads((METER / "architecture.json").read_text(encoding="utf-8"))
+    layers, experts = hand_count.costliest_route(architecture, {k: v.shape for k, v in checkpoint.items()})
+    counts = {"int8": hand_count.int8(layers, experts), "fp32": hand_count.fp32(layers, experts)}
+
+    profiles = {dtype: profile(dtype, options.folder.absolute() / "profile") for dtype in counts}
+    facts = page.Facts(
+        compiler=_run([targets.find(BOARD.target).compiler, "--version"]).splitlines()[0],
+        emulator=_run([BOARD.emulator[0], "--version"]).splitlines()[0],
+        rows=len(work.exact),
+        empty_flash=empty["flash"] - work.rows.nbytes,
+        selftest_code=with_selftest.code - next(r.code for r in table if r.variant.dtype == "int8"),
+        float_mape=data.mape(data.to_megawatts(work.exact, work.split.now), work.split.demand),
+        float_tolerance=FLOAT_TOLERANCE,
+        mape_tolerance=MAPE_TOLERANCE,
+    )
+    print(page.table(table, counts))
+    print()
+    print(page.counts(counts, table))
+    print()
+    print(page.profiles(profiles))
+    for variant, why in left_out:
+        print(f"\nLeft out: {variant.name}, {variant.dtype}: {why}")
+    if options.publish:
+        if left_out:
+            raise SystemExit("not published: a row is missing")
+        (ROOT / "docs/firmware.md").write_text(page.page(table, counts, profiles, facts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

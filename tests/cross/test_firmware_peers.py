@@ -1,0 +1,71 @@
+"""Hand-written firmware of the comparison: it answers as the model does, or its figures would say nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from colibri import exporter, targets
+from tests.cross.targets import firmware
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks/firmware"))
+
+import compare  # noqa: E402
+import hand_count  # noqa: E402
+import weights  # noqa: E402
+
+METER = ROOT / "examples/smart_meter"
+BY_HAND = [v for v in compare.variants(Path("absent")) if v.source not in ("onnx.c", "emlearn.c")]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> compare.Work:
+    """A day of forecasts."""
+    for tool in (targets.TARGETS["cortex-m7"].compiler, compare.BOARD.emulator[0]):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    return compare.prepare(tmp_path_factory.mktemp("peers"), Path("absent"), firmware.ROWS)
+
+
+@pytest.mark.parametrize("variant", BY_HAND, ids=lambda v: f"{v.name} {v.dtype}")
+def test_firmware_by_hand_answers_as_the_model_does(variant: compare.Variant, work: compare.Work) -> None:
+    row = compare.measure(variant, work, {"flash": 0, "ram": 0})
+    assert row.instructions > 0 and 0 < row.stack < 2048
+
+
+def test_a_wrong_answer_is_left_out(work: compare.Work) -> None:
+    wrong = compare.Work(work.rows, work.exact + 0.1, work.split, work.folder, work.peers_python)
+    with pytest.raises(compare.LeftOut, match="wrong"):
+        compare.measure(BY_HAND[0], wrong, {"flash": 0, "ram": 0})
+
+
+def test_the_hand_count_is_of_the_exported_route(tmp_path: Path) -> None:
+    checkpoint = load_file(METER / "checkpoint.safetensors")
+    architecture = json.loads((METER / "architecture.json").read_text(encoding="utf-8"))
+    layers, experts = hand_count.costliest_route(architecture, {k: v.shape for k, v in checkpoint.items()})
+    made, _ = firmware.export("int8")
+    exporter.write(made, tmp_path)
+    found = re.search(r"WORST_MACS (\d+)u", (tmp_path / "model.h").read_text(encoding="utf-8"))
+    assert found and int(found[1]) == hand_count.int8(layers, experts).macs == hand_count.fp32(layers, experts).macs
+    assert [layer.relu for layer in layers] == [False, True, True, False]
+
+
+def test_the_reference_is_the_trained_model() -> None:
+    torch = pytest.importorskip("torch")
+    import model  # of the example, on the path with firmware
+
+    checkpoint = load_file(METER / "checkpoint.safetensors")
+    forecaster = model.Forecaster(weights.FEATURES).double()
+    forecaster.load_state_dict({k: torch.from_numpy(v).double() for k, v in checkpoint.items()})
+    x = np.random.default_rng(0).normal(size=(64, weights.FEATURES))
+    with torch.no_grad():
+        expected = forecaster(torch.from_numpy(x))[:, 0].numpy()
+    np.testing.assert_allclose(weights.activations(checkpoint, x)["answers"], expected, rtol=1e-12, atol=1e-12)
