@@ -134,15 +134,32 @@ ELF_MACHINES = {"aarch64": 183, "riscv64": 243, "riscv64-v": 243, "rv32imc": 243
 @pytest.mark.parametrize("name", targets.TARGETS)
 def test_build_for_another_machine(name: str, exported: Path, tmp_path: Path) -> None:
     target = targets.TARGETS[name]
+    command = ("build", exported, "--target", name, "--toolchain", "debian", "--output", tmp_path / "b")
     if shutil.which(target.compiler) is None or shutil.which(target.archiver) is None:
-        done = colibri_command("build", exported, "--target", name, "--output", tmp_path / "b")
+        done = colibri_command(*command)
         assert done.returncode == 1 and target.packages in done.stderr
         pytest.skip(f"{target.compiler} is not installed")
-    built = succeed("build", exported, "--target", name, "--output", tmp_path / "b")
-    assert ("shared_library" in built) == target.hosted
-    assert 0 < built["code_bytes"] < (200_000 if target.hosted else 60_000)
-    model = (tmp_path / "b/model.o").read_bytes()
-    assert int.from_bytes(model[18:20], "little") == ELF_MACHINES.get(name, 40)
+    built = succeed(*command)
+    bare = target.system == "bare"
+    assert ("shared_library" in built) == (not bare)
+    assert 0 < built["code_bytes"] < (60_000 if bare else 200_000)
+    assert built["model_bytes"] == (exported / "model.bin").stat().st_size > built["weight_bytes"] > 0
+    assert (tmp_path / "b/include/colibri.h").is_file()
+    if target.other_compiler:  # clang writes no call graph
+        assert built["stack_bytes"] is None
+        assert "not known with this compiler" in colibri_command(*command).stdout
+    else:
+        assert 0 < built["stack_bytes"]["colibri_init"] < built["stack_bytes"]["colibri_forward"] <= 6144
+        assert built["stack_bytes"]["colibri_forward"] < built["stack_bytes"]["colibri_selftest"] <= 6144
+    if bare:
+        parts = ("code_bytes", "constant_bytes", "model_bytes")
+        assert built["flash_bytes"] == sum(built[part] for part in parts)
+        assert 0 < built["selftest_bytes"] < 600
+    if target.system == "wasm":
+        assert Path(built["shared_library"]).read_bytes()[:4] == b"\0asm"
+    else:
+        model = Path(built["model_object"]).read_bytes()
+        assert int.from_bytes(model[18:20], "little") == ELF_MACHINES.get(name, 40)
 
 
 def test_targets_are_listed_and_an_unknown_one_refused(exported: Path) -> None:
@@ -171,6 +188,7 @@ ERRORS = [
     (["run", "{model}", "-i", "{wrong}"], "has shape"),
     (["build", "{folder}"], "no model.c"),
     (["build", "{model}", "--cc", "no-such-compiler"], "is not installed"),
+    (["build", "{model}", "--toolchain", "zig"], "pass --target"),
 ]
 
 

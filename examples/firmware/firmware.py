@@ -11,14 +11,14 @@ import argparse
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from colibri import engine, exporter, targets, toolchain
+from colibri import elf, engine, exporter, targets, toolchain
 from colibri.frontends.architecture import from_architecture
 
 HERE = Path(__file__).parent
@@ -26,16 +26,15 @@ sys.path.insert(0, str(HERE.parent / "smart_meter"))
 import data  # noqa: E402
 
 ROWS = 48  # a day of forecasts
+LIBRARY_STACK = 64  # bytes that functions of the compiler's library may take below the engine's deepest frame
 
 
 @dataclass(frozen=True)
 class Board:
-    """An emulated board: which target it is, the emulator's command, where its memories are, and its clock."""
+    """An emulated board: which target it is, the emulator's command, and its clock."""
 
     target: str
     emulator: tuple[str, ...]
-    flash: int = 0
-    ram: int = 0x20000000
     mhz: int = 25
 
     @property
@@ -51,19 +50,23 @@ BOARDS = {
         Board("cortex-m3", ("qemu-system-arm", "-M", "mps2-an385")),
         Board("cortex-m4", ("qemu-system-arm", "-M", "mps2-an386")),
         Board("cortex-m7", ("qemu-system-arm", "-M", "mps2-an500")),
-        Board("cortex-m55", ("qemu-system-arm", "-M", "mps3-an547"), 0x10000000, 0x30000000, 32),
-        Board("rv32imc", ("qemu-system-riscv32", "-M", "virt", "-bios", "none"), 0x80000000, 0x80400000),
+        Board("cortex-m55", ("qemu-system-arm", "-M", "mps3-an547"), 32),
+        Board("rv32imc", ("qemu-system-riscv32", "-M", "virt", "-bios", "none")),
     )
 }
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Bytes of the linked image, and instructions of the costliest forecast of a day."""
+    """Bytes of the linked image and of the self-test in it, instructions of the costliest forecast of a day, and bytes of
+    stack that colibri_forward takes at worst.
+    """
 
     flash: int
     model: int
+    selftest: int
     ram: int
+    stack: int
     instructions: int
 
 
@@ -78,7 +81,10 @@ def export(dtype: str) -> tuple[exporter.Export, np.ndarray]:
     ).features[:ROWS]
 
 
-def link(made: exporter.Export, rows: np.ndarray, board: Board, folder: Path, program: str = "main.c") -> Path:
+def link(
+    made: exporter.Export, rows: np.ndarray, board: Board, folder: Path, program: str = "main.c",
+    kind: toolchain.Toolchain = toolchain.Toolchain.auto,
+) -> tuple[Path, toolchain.Built]:  # fmt: skip
     """The firmware as an ELF file in `folder`, engine, model and rows included; `program` is one of this directory."""
     target = targets.find(board.target)
     exporter.write(made, folder)
@@ -86,20 +92,14 @@ def link(made: exporter.Export, rows: np.ndarray, board: Board, folder: Path, pr
     (folder / "rows.h").write_text(
         f"#define ROWS {len(rows)}\nstatic const float rows[ROWS][{rows.shape[1]}] = {{\n{text}}};\n"
     )
-    built = toolchain.build(folder, folder / "build", target=board.target)
-    start = HERE / ("board_riscv.c" if board.target.startswith("rv") else "board_cortex_m.c")
+    built = toolchain.build(folder, folder / "build", target=board.target, toolchain=kind)
+    boards = toolchain.engine_directory() / "firmware"
+    start = boards / ("board_riscv.c" if board.target.startswith("rv") else "board_cortex_m.c")
+    parts = [f"-DBOARD_MHZ={board.mhz}", f"-I{boards}", f"-I{folder}", HERE / program, boards / "board.c", start,
+             built.model_object, built.static_library]  # fmt: skip
     image = folder / "firmware.elf"
-    command = [
-        target.compiler, *target.flags, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-ffunction-sections", "-nostartfiles",
-        f"-DBOARD_MHZ={board.mhz}", f"-I{toolchain.engine_directory() / 'include'}", f"-I{folder}",
-        str(HERE / program), str(HERE / "board.c"), str(start), str(built.model_object),
-        "-T", str(HERE / "board.ld"), f"-Wl,--defsym=flash_at={board.flash:#x},--defsym=ram_at={board.ram:#x}",
-        "-lm", "-Wl,--gc-sections", "-o", str(image),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return image
+    toolchain.link_bare(toolchain.choose(target, kind), toolchain.linker_script(target), parts, image)
+    return image, built
 
 
 def run(image: Path, board: Board) -> str:
@@ -119,19 +119,23 @@ def expected_digest(made: exporter.Export, rows: np.ndarray) -> int:
     return digest
 
 
-def measure(dtype: str, board: Board, folder: Path) -> Figures:
+def measure(
+    dtype: str, board: Board, folder: Path, kind: toolchain.Toolchain = toolchain.Toolchain.debian
+) -> Figures:  # fmt: skip
     """Build, run, compare with this machine; raises SystemExit where anything differs."""
     made, rows = export(dtype)
-    image = link(made, rows, board, folder)
+    image, built = link(made, rows, board, folder, kind=kind)
     printed = {n: int(v, 16) for n, v in re.findall(r"^(\w+) (0x[0-9a-f]{8})$", run(image, board), re.M)}
     if printed.get("selftest") != 0 or printed.get("digest") != expected_digest(made, rows):
         raise SystemExit(f"{board.target}, {dtype}: the firmware's answers are not this machine's: {printed}")
-    sections = dict(toolchain.sections(image))
-    flash = sum(sections.get(name, 0) for name in (".text", ".rodata", ".ARM.exidx", ".data"))
+    stack = built.stack["colibri_forward"] if built.stack else 0
+    if built.stack and not 0 < printed["stack"] <= stack + LIBRARY_STACK:
+        raise SystemExit(f"{board.target}, {dtype}: a forecast took {printed['stack']} bytes of stack, not {stack}")
+    found = elf.read(image)
+    flash = found.bytes_of(".text", ".rodata", ".ARM.exidx", ".data")
     rows_bytes = rows.nbytes  # the example's own data, not the meter's
-    return Figures(
-        flash - rows_bytes, len(made.image), sections.get(".data", 0) + sections.get(".bss", 0), printed["instructions"]
-    )
+    return Figures(flash=flash - rows_bytes, model=len(made.image), selftest=built.selftest_bytes or 0,
+                   ram=found.bytes_of(".data", ".bss"), stack=stack, instructions=printed["instructions"])  # fmt: skip
 
 
 def main() -> None:
@@ -140,11 +144,12 @@ def main() -> None:
     parser.add_argument("--board", nargs="+", default=["cortex-m7"], choices=BOARDS)
     parser.add_argument("--dtype", nargs="+", default=["fp32", "int8"], choices=["fp32", "fp16", "int8", "int4"])
     options = parser.parse_args()
-    table = Table("board", "weights", "flash", "of it the model", "RAM", "instructions of a forecast", box=None)
+    table = Table("board", "weights", "flash", "of it the model", "of it the self-test", "RAM", "worst stack",
+                  "instructions of a forecast", box=None)  # fmt: skip
     for name in options.board:
         for dtype in options.dtype:
             f = measure(dtype, BOARDS[name], Path("build/firmware") / f"{name}-{dtype}")
-            table.add_row(name, dtype, *(f"{n:,}" for n in (f.flash, f.model, f.ram, f.instructions)))
+            table.add_row(name, dtype, *(f"{n:,}" for n in asdict(f).values()))
     Console().print(table)
 
 

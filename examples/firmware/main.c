@@ -1,5 +1,6 @@
 /* The smart meter's forecast as firmware: the model is read in place from flash, checks itself, and forecasts. Prints what
- * a test or a person compares: the self-test's result, a digest of all outputs, and the instructions of one forecast. */
+ * a test or a person compares: the self-test's result, a digest of all outputs, the instructions of one forecast, and how
+ * deep the stack grew in one. */
 #include "board.h"
 #include "colibri.h"
 #include "colibri_inspect.h"
@@ -9,17 +10,6 @@
 static _Alignas(64) uint8_t memory[COLIBRI_MODEL_CONTEXT_BYTES];
 static float output[COLIBRI_MODEL_OUTPUT_SIZE];
 
-static void print(const char *name, uint32_t value)
-{
-    char text[12] = "0x00000000\n";
-    for (int i = 0; i < 8; ++i) {
-        text[9 - i] = "0123456789abcdef"[value >> 4 * i & 15];
-    }
-    board_print(name);
-    board_print(" ");
-    board_print(text);
-}
-
 int main(void)
 {
     colibri_context_t *ctx = colibri_init(memory, sizeof memory, colibri_model);
@@ -28,7 +18,7 @@ int main(void)
         return 1;
     }
     const int result = colibri_selftest(ctx, output);
-    print("selftest", (uint32_t)result);
+    board_report("selftest", (uint32_t)result);
     uint32_t digest = 2166136261u, most = 0; /* FNV-1a over the outputs' bytes */
     for (int row = 0; row < ROWS; ++row) {
         const uint32_t begin = board_clock();
@@ -39,7 +29,12 @@ int main(void)
             digest = (digest ^ ((const uint8_t *)output)[i]) * 16777619u;
         }
     }
-    print("digest", digest);
-    print("instructions", most);
+    uint8_t *const top = board_stack_pointer();
+    board_stack_paint(top);
+    colibri_forward(ctx, rows[0], output, 1);
+    const uint32_t used = board_stack_used(top);
+    board_report("digest", digest);
+    board_report("instructions", most);
+    board_report("stack", used);
     return result;
 }

@@ -156,7 +156,7 @@ def build(
 
     archive, shared, model = (output / name for name in ("libcolibri.a", "libcolibri.so", "model.o"))
     # The compiler's flags are part of its name here: they say what machine it compiles for.
-    command = ["make", "-C", str(engine_directory()), f"BUILD={output}", f"CC={shlex.join(cc)}",
+    command = ["make", f"-j{os.cpu_count() or 1}", "-C", str(engine_directory()), f"BUILD={output}", f"CC={shlex.join(cc)}",
                f"AR={shlex.join(tools.ar)}", *tools.make, str(archive)]  # fmt: skip
     _run([*command, *([str(shared)] if system == "linux" else ["PIC="])])
     shutil.copytree(engine_directory() / "include", output / "include", dirs_exist_ok=True,

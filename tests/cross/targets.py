@@ -33,7 +33,7 @@ def _linux(target: str, name: str, run: tuple[str, ...], *kernels: str) -> Machi
 
 def _bare(target: str, *kernels: str) -> Machine:
     known, board = targets.TARGETS[target], firmware.BOARDS[target]
-    sizes = {"__flash": board.flash, "__flash_size": 4 << 20, "__ram": board.ram, "__ram_size": 1 << 18,
+    sizes = {"__flash": known.flash, "__flash_size": 4 << 20, "__ram": known.ram, "__ram_size": 1 << 18,
              "__stack_size": 1 << 14}  # fmt: skip
     places = tuple(f"-Wl,--defsym={name}=0x{value:x}" for name, value in sizes.items())
     return Machine(target, (known.compiler, *known.flags, *_BARE, *places), board.command, (*kernels, "plain"))
