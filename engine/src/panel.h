@@ -5,9 +5,11 @@
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")
 #define FOURTH _Pragma("unroll 4")
+#define TWICE _Pragma("unroll 2")
 #else
 #define UNROLL _Pragma("GCC unroll 8")
 #define FOURTH _Pragma("GCC unroll 4")
+#define TWICE _Pragma("GCC unroll 2")
 #endif
 
 /* total[row][output] += the product of `outputs` rows of a matrix, in blocks `stride` bytes apart, with the tile's rows `a`;
@@ -15,9 +17,13 @@
  * ones (q): functions of their own, whose loops have all registers. */
 typedef void product(const uint8_t *blocks_at, size_t stride, uint32_t outputs, const clb_tile *tile, uint32_t cols,
                      float total[CLB_TILE][CLB_WIDTH]);
+#if CLB_SCALAR
+CLB_STATIC_WALK product product_f32, product_f16, product_i8, product_q_i8, product_q_i4;
+#else
 static __attribute__((noinline)) product product_f32, product_f16, product_i8, product_q_i8, product_q_i4;
+#endif
 
-static inline void multiply(const clb_matrix *m, const uint8_t *at, uint32_t outputs, const clb_tile *tile,
+CLB_STATIC_WALK void multiply(const clb_matrix *m, const uint8_t *at, uint32_t outputs, const clb_tile *tile,
                             float total[CLB_TILE][CLB_WIDTH])
 {
 #define TIMES(which, its_layout, product)                                                                              \

@@ -131,30 +131,40 @@ static inline float scale_of(int32_t most, float *factor)
 #if CLB_SCALAR
 static void quantize(const float *x, float *record, uint32_t cols)
 {
+    enum { SUMS = USED(PRODUCTS_Q, CLB_LAYOUT_ROWS8_I4), PAD = SUMS ? CLB_WEIGHT_GROUP : 4 }; /* only int4 wants them */
     int32_t *sums = (int32_t *)(void *)(record + clb_ceil(cols, CLB_ACTIVATION_GROUP));
-    int8_t *q = (int8_t *)(void *)(sums + clb_ceil(cols, CLB_WEIGHT_GROUP));
-    float factor = 0.0f;
-    for (uint32_t at = 0; at < cols; at += CLB_WEIGHT_GROUP) {
-        if (at % CLB_ACTIVATION_GROUP == 0) {
-            int32_t most = 0;
-            FOURTH for (uint32_t i = at; i < at + clb_min(cols - at, CLB_ACTIVATION_GROUP); ++i) {
-                const int32_t size = (int32_t)(clb_bits(x[i]) & 0x7FFFFFFFu);
-                most = size > most ? size : most;
+    int8_t *q = (int8_t *)(void *)(sums + clb_ceil(cols, CLB_WEIGHT_GROUP)), *const pad = q + cols;
+    for (const float *end = x + cols; x < end;) {
+        const float *stop = end - x > (ptrdiff_t)CLB_ACTIVATION_GROUP ? x + CLB_ACTIVATION_GROUP : end;
+        int32_t most = 0;
+        FOURTH for (const float *at = x; at < stop; ++at) {
+            const int32_t size = (int32_t)(clb_bits(*at) & 0x7FFFFFFFu);
+            most = size > most ? size : most;
+        }
+        float factor;
+        *record++ = scale_of(most, &factor);
+        const int sound = factor > 0.0f && factor < clb_inf(); /* or nothing is below 127.5 but zeros */
+        while (x < stop) {
+            const uint32_t left = (uint32_t)(stop - x), n = SUMS ? clb_min(left, CLB_WEIGHT_GROUP) : left;
+            uint32_t sum = 0;
+            if (sound) {
+                FOURTH for (uint32_t i = 0; i < n; ++i) {
+                    const uint32_t bits = clb_bits(x[i] * factor + 0x1.8p+23f);
+                    q[i] = (int8_t)bits;
+                    sum += bits - 0x4B400000u;
+                }
+            } else {
+                memset(q, 0, n);
             }
-            *record++ = scale_of(most, &factor);
+            q += n;
+            x += n;
+            if (SUMS) {
+                *sums++ = (int32_t)sum;
+            }
         }
-        int32_t sum = 0;
-        const uint32_t inputs = clb_min(cols - at, CLB_WEIGHT_GROUP);
-        for (uint32_t i = 0; i < inputs; ++i) {
-            int32_t whole = rounded(x[at + i] * factor);
-            whole = (uint32_t)(whole + 127) <= 254u ? whole : 0; /* what is not below 127.5 is no small integer */
-            *q++ = (int8_t)whole;
-            sum += whole;
-        }
-        for (uint32_t i = inputs; i < CLB_WEIGHT_GROUP; ++i) {
-            *q++ = 0;
-        }
-        *sums++ = sum;
+    }
+    for (uint32_t i = cols; i % PAD != 0; ++i) {
+        pad[i - cols] = 0;
     }
 }
 #else

@@ -14,11 +14,6 @@
  *                               `inputs`; nibbles are weight + 8
  *   low_nibbles(vi) high_nibbles(vi)
  *   COVER(TILE)                 the shapes of tiles, by SHAPE(TILE, rows, vectors); COVER_INT4 likewise */
-#if defined(__clang__)
-#define TWICE _Pragma("unroll 2")
-#else
-#define TWICE _Pragma("GCC unroll 2")
-#endif
 #define INLINE static inline __attribute__((always_inline))
 #define MOST_VECTORS (CLB_PANEL / WIDE)
 
