@@ -138,9 +138,6 @@ typedef struct clb_kernels {
 #elif defined(__wasm_simd128__)
 #define CLB_V128 clb_kernels_wasm
 #define CLB_V128_NAME "wasm"
-#elif defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 2)
-#define CLB_V128 clb_kernels_helium
-#define CLB_V128_NAME "helium"
 #endif
 
 #if defined(COLIBRI_GENERATED)

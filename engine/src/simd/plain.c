@@ -1,4 +1,5 @@
-/* The kernels in plain C: what every other instruction set must equal. */
+/* The kernels in plain C, what every other instruction set must equal; and those of small cores, which differ in how they add
+ * products of bytes. */
 #include "../internal.h"
 
 #include "../panel.h"
@@ -59,8 +60,22 @@ FLOAT_PRODUCT(product_i8, int8_t,
 /* sum[i] += 4 weights of each of QUARTER rows times 4 inputs: as many sums as a small core's registers hold. */
 enum { QUARTER = 4 };
 
-#if defined(__ARM_FEATURE_DSP)
+#if defined(__ARM_FEATURE_MVE)
+#include <arm_mve.h>
+
+#define NAME "helium" /* its integers only: its float vectors flush denormals */
+
+/* A pair of products stays below 2 · 127 · 127 < 2^15. */
+static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER], uint32_t inputs)
+{
+    const int8x16_t w = vreinterpretq_s8_u32(vld1q_u32(weights)), x = vreinterpretq_s8_u32(vdupq_n_u32(inputs));
+    const int16x8_t pairs = vaddq_s16(vmullbq_int_s8(w, x), vmulltq_int_s8(w, x));
+    vst1q_s32(sum, vaddq_s32(vld1q_s32(sum), vaddq_s32(vmovlbq_s16(pairs), vmovltq_s16(pairs))));
+}
+#elif defined(__ARM_FEATURE_DSP)
 #include <arm_acle.h>
+
+#define NAME "dsp"
 
 /* Two of four bytes, the first and third or the second and fourth, as 16-bit numbers. */
 static inline int16x2_t even_of(uint32_t four) { return __sxtb16(four); }
@@ -79,6 +94,8 @@ static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER
     }
 }
 #else
+#define NAME "plain"
+
 static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER], uint32_t inputs)
 {
     const int8_t *w = (const int8_t *)(const void *)weights, *x = (const int8_t *)(const void *)&inputs;
@@ -89,7 +106,8 @@ static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER
 #endif
 
 /* `fours` times 4 inputs of QUARTER rows. */
-static __attribute__((noinline)) void add_fours(int32_t total[QUARTER], const uint32_t *w, const uint32_t *q, uint32_t fours)
+static __attribute__((noinline)) void add_fours(int32_t total[QUARTER], const uint32_t *w, const uint32_t *q,
+                                                uint32_t fours)
 {
     const uint32_t *stop = q + fours;
     int32_t sum[QUARTER] = {0};
@@ -168,4 +186,4 @@ PRODUCT void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t outputs
     }
 }
 
-CLB_INTERNAL const clb_kernels clb_kernels_plain = KERNELS("plain");
+CLB_INTERNAL const clb_kernels clb_kernels_plain = KERNELS(NAME);

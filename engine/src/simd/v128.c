@@ -1,5 +1,5 @@
 /* Every target with 128-bit vectors, in the compiler's own vector types: NEON, RISC-V V (fixed at 128 bits, so that any
- * vector length will do), Helium, WebAssembly SIMD. A vector is one block of 8 output rows, in two halves; only the integer
+ * vector length will do), WebAssembly SIMD. A vector is one block of 8 output rows, in two halves; only the integer
  * products differ. */
 #include "../internal.h"
 
@@ -7,8 +7,6 @@
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
-#elif defined(__ARM_FEATURE_MVE)
-#include <arm_mve.h>
 #endif
 
 #include "../panel.h"
@@ -18,13 +16,7 @@
 #define V static inline __attribute__((always_inline))
 #define BOTH for (int h = 0; h < 2; ++h)
 
-#if defined(__ARM_FEATURE_MVE) /* its float vectors flush denormals: a float goes alone, through the scalar unit */
-typedef struct {
-    float lane[4];
-} floats;
-#else
 typedef float floats __attribute__((vector_size(16)));
-#endif
 typedef int32_t words __attribute__((vector_size(16)));
 typedef uint32_t bits __attribute__((vector_size(16)));
 
@@ -42,21 +34,6 @@ V vf load(const float *p)
     return v;
 }
 V void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
-#if defined(__ARM_FEATURE_MVE)
-#define EACH_LANE(expression)                                                                                          \
-    vf r;                                                                                                              \
-    BOTH {                                                                                                             \
-        for (int i = 0; i < 4; ++i) {                                                                                  \
-            r.half[h].lane[i] = (expression);                                                                          \
-        }                                                                                                              \
-    }                                                                                                                  \
-    return r
-V vf zero(void) { EACH_LANE(0.0f); }
-V vf broadcast(const float *p) { EACH_LANE(*p); }
-V vf add(vf a, vf b) { EACH_LANE(a.half[h].lane[i] + b.half[h].lane[i]); }
-V vf mul(vf a, vf b) { EACH_LANE(a.half[h].lane[i] * b.half[h].lane[i]); }
-V vf to_float(vi v) { EACH_LANE((float)v.half[h][i]); }
-#else
 V vf zero(void) { return (vf){{{0}, {0}}}; }
 V vf broadcast(const float *p)
 {
@@ -69,7 +46,6 @@ V vf to_float(vi v)
 {
     return (vf){{__builtin_convertvector(v.half[0], floats), __builtin_convertvector(v.half[1], floats)}};
 }
-#endif
 V vi same(int32_t n)
 {
     const words w = {n, n, n, n};
@@ -87,13 +63,7 @@ V vf f16_at(const uint8_t *p, size_t stride)
     (void)stride;
     vf v;
     BOTH {
-#if defined(__ARM_FEATURE_MVE)
-        for (int i = 0; i < 4; ++i) {
-            uint16_t half;
-            memcpy(&half, p + h * 8 + i * 2, sizeof half);
-            v.half[h].lane[i] = clb_half(half);
-        }
-#elif defined(__aarch64__)
+#if defined(__aarch64__)
         v.half[h] = (floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *)(const void *)p + h * 4)));
 #else /* as clb_half has it */
         typedef uint16_t halves __attribute__((vector_size(8)));
@@ -128,7 +98,7 @@ V vi high_nibbles(vi both)
     return (vi){{(words)((bits)both.half[0] >> 4) & 0x0F0F0F0F, (words)((bits)both.half[1] >> 4) & 0x0F0F0F0F}};
 }
 
-#if defined(__aarch64__) || defined(__ARM_FEATURE_MVE) /* products of bytes */
+#if defined(__aarch64__) /* products of bytes */
 
 typedef vi q8w;
 typedef int8x16_t q8x;
@@ -149,7 +119,7 @@ V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
 }
 V vi q8_end(q8sum sum) { return sum; }
 
-#elif defined(__aarch64__)
+#else
 
 typedef struct {
     int32x4_t pair[4]; /* of rows, each as two parts */
@@ -168,21 +138,6 @@ V vi q8_end(q8sum sum)
 {
     return (vi){{(words)vpaddq_s32(sum.pair[0], sum.pair[1]), (words)vpaddq_s32(sum.pair[2], sum.pair[3])}};
 }
-
-#else
-
-typedef vi q8sum;
-
-V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
-{
-    BOTH { /* a pair of products stays below 2 · 127 · 127 < 2^15 */
-        const int8x16_t w = (int8x16_t)weights.half[h];
-        const int16x8_t pairs = vaddq_s16(vmullbq_int_s8(w, x), vmulltq_int_s8(w, x));
-        sum.half[h] += (words)vaddq_s32(vmovlbq_s16(pairs), vmovltq_s16(pairs));
-    }
-    return sum;
-}
-V vi q8_end(q8sum sum) { return sum; }
 
 #endif
 
@@ -242,10 +197,8 @@ V vi q4_end(q4sum sum, int32_t inputs)
 
 #if defined(__aarch64__)
 #define COVER(TILE) SHAPE(TILE, 4, 2) SHAPE(TILE, 2, 4) SHAPE(TILE, 1, 4)
-#elif CLB_PANEL > 1
-#define COVER(TILE) SHAPE(TILE, 2, 2) SHAPE(TILE, 1, 4)
 #else
-#define COVER(TILE) SHAPE(TILE, 2, 1) SHAPE(TILE, 1, 1)
+#define COVER(TILE) SHAPE(TILE, 2, 2) SHAPE(TILE, 1, 4)
 #endif
 #define COVER_INT4 COVER
 
