@@ -50,6 +50,7 @@ BOARDS = {
         Board("cortex-m3", ("qemu-system-arm", "-M", "mps2-an385")),
         Board("cortex-m4", ("qemu-system-arm", "-M", "mps2-an386")),
         Board("cortex-m7", ("qemu-system-arm", "-M", "mps2-an500")),
+        Board("cortex-m33", ("qemu-system-arm", "-M", "mps2-an505"), 20),
         Board("cortex-m55", ("qemu-system-arm", "-M", "mps3-an547"), 32),
         Board("rv32imc", ("qemu-system-riscv32", "-M", "virt", "-bios", "none")),
     )

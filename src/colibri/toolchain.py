@@ -222,7 +222,7 @@ def link_bare(tools: Compiler, script: str, parts: Sequence[Path | str], image: 
     """Link a bare machine's program of sources, objects and further flags, with the text of a linker script."""
     place = image.with_suffix(".ld")
     place.write_text(script, encoding="utf-8")
-    _run([*tools.cc, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-ffunction-sections", "-nostartfiles",
+    _run([*tools.cc, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-ffunction-sections", "-nostartfiles", "-Wl,-e,reset",
           f"-I{engine_directory() / 'include'}", *map(str, parts), "-T", str(place), *tools.link, "-Wl,--gc-sections",
           "-o", str(image)])  # fmt: skip
     return image
