@@ -5,7 +5,8 @@
 #include "model.h"
 
 static _Alignas(64) uint8_t memory[COLIBRI_MODEL_CONTEXT_BYTES];
-static float input[COLIBRI_MODEL_INPUT_SIZE], output[COLIBRI_MODEL_OUTPUT_SIZE]; /* one row; model.h says what is where */
+/* One row of each; model.h says what is where. */
+static float input[COLIBRI_MODEL_INPUT_SIZE], output[COLIBRI_MODEL_OUTPUT_SIZE];
 
 int main(void)
 {

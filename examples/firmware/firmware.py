@@ -59,8 +59,8 @@ BOARDS = {
 
 @dataclass(frozen=True)
 class Figures:
-    """Bytes of the linked image and of the self-test in it, instructions of the costliest forecast of a day, and bytes of
-    stack that colibri_forward takes at worst.
+    """Bytes of the linked image, and of the model and the self-test in it; of static data; of stack that
+    colibri_forward takes at worst; and instructions of the costliest forecast of a day.
     """
 
     flash: int

@@ -1,4 +1,4 @@
-"""`colibri build --target` with each of its compilers: what runs gives this machine's bits, what is reported is true."""
+"""`colibri build --target` with each of its compilers: it gives this machine's bits, and reports what is true."""
 
 from __future__ import annotations
 
@@ -113,9 +113,7 @@ def test_the_webassembly_module_runs_any_model(
     assert b"".join(outputs) == wanted
 
 
-def test_a_build_does_not_keep_another_compilers_objects(
-    meter: tuple[Path, np.ndarray, bytes], tmp_path: Path
-) -> None:
+def test_a_build_does_not_keep_another_compilers_objects(meter: tuple[Path, np.ndarray, bytes], tmp_path: Path) -> None:
     need("arm-none-eabi-gcc", zig=True)
     first = toolchain.build(meter[0], tmp_path, target="cortex-m7", toolchain=DEBIAN)
     other = toolchain.build(meter[0], tmp_path, target="cortex-m7", toolchain=ZIG)
