@@ -27,7 +27,9 @@ def graph(folder: Path, functions: str, calls: str) -> list[Path]:
     return [folder / "model.ci"]
 
 
-FUNCTIONS = "walk@context.c=16 program@model.c=32 run_moe@moe.c=100 expert_0@model.c=8 expert_1@model.c=40 mix@vector.h=24"
+FUNCTIONS = (
+    "walk@context.c=16 program@model.c=32 run_moe@moe.c=100 expert_0@model.c=8 expert_1@model.c=40 mix@vector.h=24"
+)
 CALLS = "walk>*@context.c program>run_moe@model.c run_moe>*@moe.c expert_1>memcpy@model.c"
 LINKED = {"walk", "program", "run_moe", "expert_0", "expert_1", "mix"}
 

@@ -189,6 +189,8 @@ ERRORS = [
     (["build", "{folder}"], "no model.c"),
     (["build", "{model}", "--cc", "no-such-compiler"], "is not installed"),
     (["build", "{model}", "--toolchain", "zig"], "pass --target"),
+    (["build", "{model}", "--firmware"], "pass --target"),
+    (["build", "{model}", "--firmware", "--target", "riscv64"], "cortex-m7"),
 ]
 
 

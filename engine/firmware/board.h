@@ -1,4 +1,5 @@
-/* What a firmware needs of a board: lines of text to the debugger, an end, a clock that counts instructions, the stack. */
+/* What a firmware needs of a board: lines of text to the debugger, an end, a clock that counts instructions, and the
+ * depth of the stack. */
 #include <stdint.h>
 
 /* The board's own file: a call to the debugger. The rest is board.c. */

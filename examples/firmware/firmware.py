@@ -50,6 +50,7 @@ BOARDS = {
         Board("cortex-m3", ("qemu-system-arm", "-M", "mps2-an385")),
         Board("cortex-m4", ("qemu-system-arm", "-M", "mps2-an386")),
         Board("cortex-m7", ("qemu-system-arm", "-M", "mps2-an500")),
+        Board("cortex-m33", ("qemu-system-arm", "-M", "mps2-an505"), 20),
         Board("cortex-m55", ("qemu-system-arm", "-M", "mps3-an547"), 32),
         Board("rv32imc", ("qemu-system-riscv32", "-M", "virt", "-bios", "none")),
     )
@@ -58,8 +59,8 @@ BOARDS = {
 
 @dataclass(frozen=True)
 class Figures:
-    """Bytes of the linked image and of the self-test in it, instructions of the costliest forecast of a day, and bytes of
-    stack that colibri_forward takes at worst.
+    """Bytes of the linked image, and of the model and the self-test in it; of static data; of stack that
+    colibri_forward takes at worst; and instructions of the costliest forecast of a day.
     """
 
     flash: int

@@ -1,4 +1,4 @@
-"""Writes what the walk-through feeds the model: build/calibration.npy, a week of rows, and build/day.f32, a day of others."""
+"""Writes what the walk-through feeds the model: a week of rows in build/calibration.npy, a day in build/day.f32."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "smart_meter"))
-import data  # noqa: E402
+import data
 
 BUILD = Path("build")
 

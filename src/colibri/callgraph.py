@@ -1,7 +1,7 @@
 """The worst-case stack, from the call graphs that gcc writes; imports nothing but the standard library.
 
-Every function's own frame and callees are in the .ci file beside its object, written under FLAGS. Calls through a pointer
-have no target there: INDIRECT names them by the file in which the call is written.
+Every function's own frame and callees are in the .ci file beside its object, written under FLAGS. Calls through a
+pointer have no target there: INDIRECT names them by the file in which the call is written.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class CallGraph:
 def read(files: Iterable[Path], sources: Path, linked: Collection[str] | None = None) -> CallGraph:
     """The graph of these .ci files of the engine in `sources`; raises StackError where a pointer call is unknown.
 
-    `linked` are the functions that a linker kept of generated code and what it uses: others do not count. Without it, the
-    graph is that of the whole engine, and every function INDIRECT names must be in it.
+    `linked` are the functions that a linker kept of generated code and what it uses: others do not count. Without it,
+    the graph is that of the whole engine, and every function INDIRECT names must be in it.
     """
     graph = CallGraph()
     indirect: list[tuple[str, str]] = []  # the file a pointer call is written in, and the function that makes it

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from colibri import exporter, spec, toolchain
+from colibri import exporter, firmware, spec, toolchain
 from colibri.engine import load
 from colibri.errors import ColibriError, ExportError, ModelError
 from colibri.graph import Array, Graph
@@ -304,20 +304,30 @@ def build(
         toolchain.Toolchain,
         typer.Option("--toolchain", help="A target's compiler: Debian's, or zig's from PyPI; auto: what is installed."),
     ] = toolchain.Toolchain.auto,
+    project: Annotated[
+        bool, typer.Option("--firmware", help="Write a firmware project with a Makefile; default: DIR/firmware-TARGET.")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Compile the engine and an export's model.c, for this machine or another, and print what they take."""
     with _errors(as_json, debug):
-        _report(_size_report(directory, toolchain.build(directory, output, compiler, target, tools), as_json), as_json)
+        if project:
+            if target is None or compiler is not None:
+                raise ColibriError("--firmware writes a project for a target's own compiler: pass --target, not --cc")
+            path, built = firmware.write(directory, target, output, tools)
+            _report({"firmware": str(path), **_size_report(directory, built, as_json)}, as_json)
+            return
+        built = toolchain.build(directory, output, compiler, target, tools)
+        paths = {"static_library": built.static_library, "shared_library": built.shared_library,
+                 "model_object": built.model_object}  # fmt: skip
+        found = {name: str(path) for name, path in paths.items() if path is not None}
+        _report({**found, **_size_report(directory, built, as_json)}, as_json)
 
 
 def _size_report(directory: Path, built: toolchain.Built, as_json: bool) -> dict[str, Any]:
     summary = open_package(directory).summary()
-    paths = {"static_library": built.static_library, "shared_library": built.shared_library,
-             "model_object": built.model_object}  # fmt: skip
     report: dict[str, Any] = {
-        **{name: str(path) for name, path in paths.items() if path is not None},
         "code_bytes": built.text_bytes, "constant_bytes": built.rodata_bytes, "model_bytes": summary["file_bytes"],
         "weight_bytes": summary["weight_bytes"], "context_bytes": summary["context_bytes"],
     }  # fmt: skip

@@ -11,8 +11,8 @@ from colibri.errors import ColibriError
 class Target:
     """One machine. `tools` is what its Debian compiler and archiver are called up to `gcc` and `ar`.
 
-    `zig` are the flags with which `zig cc`, from the Python package ziglang, compiles for it, and `zig_make` what else the
-    engine's Makefile has to know then. `system` is linux (shared libraries and threads), bare or wasm.
+    `zig` are the flags with which `zig cc`, from the Python package ziglang, compiles for it, and `zig_make` what else
+    the engine's Makefile has to know then. `system` is linux (shared libraries and threads), bare or wasm.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Target:
         return self.system == "linux"
 
 
-def _cortex_m(number: str, about: str, zig: str, *flags: str, **memory: int) -> Target:
+def _cortex_m(number: str, about: str, zig: str, *flags: str, flash: int = 0, ram: int = 0x20000000) -> Target:
     packages = "gcc-arm-none-eabi picolibc-arm-none-eabi"
     flags = ("-mthumb", f"-mcpu=cortex-m{number}", *flags, "--specs=picolibc.specs")
     kind = "eabihf" if "+" in zig else "eabi"
     return Target(f"cortex-m{number}", about, "arm-none-eabi-", packages, flags,
-                  ("-target", f"thumb-freestanding-{kind}", f"-mcpu={zig}", *_BARE), **memory)  # fmt: skip
+                  ("-target", f"thumb-freestanding-{kind}", f"-mcpu={zig}", *_BARE), flash=flash, ram=ram)  # fmt: skip
 
 
 # zig takes a machine without a system for one without memcpy and sqrtf, and calls what are single instructions.

@@ -70,10 +70,10 @@ class Compiler:
 class Built:
     """What a build left behind and what it takes.
 
-    `shared_library` is None on a bare machine, and the module for WebAssembly, which has no `model_object`. Bytes of code
-    and constants are those of the shared library; on a bare machine, of what a linker keeps for this model. `stack` has the
-    worst case of STACK_OF, or is None where the compiler gives no call graph; `selftest_bytes` is what colibri_selftest adds
-    to a bare machine's flash.
+    `shared_library` is None on a bare machine, and the module for WebAssembly, which has no `model_object`. Bytes of
+    code and constants are those of the shared library; on a bare machine, of what a linker keeps for this model.
+    `stack` has the worst case of STACK_OF, or is None where the compiler gives no call graph; `selftest_bytes` is what
+    colibri_selftest adds to a bare machine's flash.
     """
 
     static_library: Path
@@ -156,8 +156,8 @@ def build(
 
     archive, shared, model = (output / name for name in ("libcolibri.a", "libcolibri.so", "model.o"))
     # The compiler's flags are part of its name here: they say what machine it compiles for.
-    command = ["make", f"-j{os.cpu_count() or 1}", "-C", str(engine_directory()), f"BUILD={output}", f"CC={shlex.join(cc)}",
-               f"AR={shlex.join(tools.ar)}", *tools.make, str(archive)]  # fmt: skip
+    command = ["make", f"-j{os.cpu_count() or 1}", "-C", str(engine_directory()), f"BUILD={output}",
+               f"CC={shlex.join(cc)}", f"AR={shlex.join(tools.ar)}", *tools.make, str(archive)]  # fmt: skip
     _run([*command, *([str(shared)] if system == "linux" else ["PIC="])])
     shutil.copytree(engine_directory() / "include", output / "include", dirs_exist_ok=True,
                     ignore=shutil.ignore_patterns("colibri_host.h"))  # fmt: skip
@@ -222,7 +222,7 @@ def link_bare(tools: Compiler, script: str, parts: Sequence[Path | str], image: 
     """Link a bare machine's program of sources, objects and further flags, with the text of a linker script."""
     place = image.with_suffix(".ld")
     place.write_text(script, encoding="utf-8")
-    _run([*tools.cc, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-ffunction-sections", "-nostartfiles",
+    _run([*tools.cc, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-ffunction-sections", "-nostartfiles", "-Wl,-e,reset",
           f"-I{engine_directory() / 'include'}", *map(str, parts), "-T", str(place), *tools.link, "-Wl,--gc-sections",
           "-o", str(image)])  # fmt: skip
     return image

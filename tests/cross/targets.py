@@ -53,6 +53,7 @@ MACHINES = [
     _bare("cortex-m3"),
     _bare("cortex-m4"),
     _bare("cortex-m7"),
+    _bare("cortex-m33"),
     _bare("cortex-m55", "helium"),
     _bare("rv32imc"),
     Machine("s390x", ("s390x-linux-gnu-gcc", "-static"), ("qemu-s390x",), big_endian=True),

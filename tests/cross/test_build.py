@@ -1,16 +1,19 @@
-"""`colibri build --target` with each of its compilers: what runs gives this machine's bits, what is reported is true."""
+"""`colibri build --target` with each of its compilers: it gives this machine's bits, and reports what is true."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from colibri import elf, engine, exporter, spec, targets, toolchain
+from colibri import firmware as project
 from colibri.errors import ColibriError
 from tests.cross.targets import firmware
 from tests.cross.test_raspberry_pi import EXAMPLES
@@ -110,9 +113,7 @@ def test_the_webassembly_module_runs_any_model(
     assert b"".join(outputs) == wanted
 
 
-def test_a_build_does_not_keep_another_compilers_objects(
-    meter: tuple[Path, np.ndarray, bytes], tmp_path: Path
-) -> None:
+def test_a_build_does_not_keep_another_compilers_objects(meter: tuple[Path, np.ndarray, bytes], tmp_path: Path) -> None:
     need("arm-none-eabi-gcc", zig=True)
     first = toolchain.build(meter[0], tmp_path, target="cortex-m7", toolchain=DEBIAN)
     other = toolchain.build(meter[0], tmp_path, target="cortex-m7", toolchain=ZIG)
@@ -133,6 +134,38 @@ def test_a_bare_machines_report_is_what_a_linker_keeps(
     kept = elf.read(tmp_path / "probe.elf")
     assert {"colibri_init", "colibri_forward", "expert_0"} <= kept.functions.keys() >= {"main"}
     assert "colibri_selftest" not in kept.functions and "clb_validate" not in kept.functions
+
+
+PROJECTS = [*((name, DEBIAN) for name in firmware.BOARDS), ("cortex-m7", ZIG)]
+
+
+@pytest.mark.parametrize(("name", "kind"), PROJECTS, ids=[f"{name}-{kind.value}" for name, kind in PROJECTS])
+def test_a_firmware_project_builds_anywhere_with_make_and_passes_its_selftest(
+    name: str, kind: toolchain.Toolchain, meter: tuple[Path, np.ndarray, bytes], tmp_path: Path
+) -> None:
+    known, board = targets.find(name), firmware.BOARDS[name]
+    need(board.emulator[0], *((known.compiler,) if kind is DEBIAN else ()), zig=kind is ZIG)
+    written, built = project.write(meter[0], name, tmp_path / "written", kind)
+    folder = written.rename(tmp_path / "moved")
+    for path in folder.rglob("*"):
+        if path.is_file():
+            assert not re.search(r"/(usr|work|home|tmp|root)/|site-packages", path.read_text(encoding="utf-8")), path
+    python = [f"CC={sys.executable} -m ziglang cc"] if kind is ZIG else []
+    made = subprocess.run(["make", "-s", *python], cwd=folder, capture_output=True, text=True, check=False)
+    assert made.returncode == 0 and "warning" not in made.stderr, made.stderr
+    printed = dict(re.findall(r"^(\w+) (0x[0-9a-f]{8})$", firmware.run(folder / "firmware.elf", board), re.M))
+    assert int(printed["selftest"], 16) == 0
+    if built.stack is not None:
+        assert 0 < int(printed["stack"], 16) <= built.stack["colibri_forward"] + firmware.LIBRARY_STACK
+    names = {path.name for path in (folder / "engine").rglob("*.c")}
+    assert {"context.c", "inspect.c"} <= names and not names & {"forward.c", "avx2.c", "avx512.c", "cpu.c"}
+
+
+def test_a_firmware_project_is_for_a_machine_without_a_system(
+    meter: tuple[Path, np.ndarray, bytes], tmp_path: Path
+) -> None:
+    with pytest.raises(ColibriError, match="no machine for firmware; those are cortex-m0plus, "):
+        project.write(meter[0], "aarch64", tmp_path)
 
 
 def test_a_target_without_a_compiler_names_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:

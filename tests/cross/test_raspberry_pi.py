@@ -37,39 +37,29 @@ def run(script: str, folder: Path) -> None:
     assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
 
 
-@pytest.fixture(scope="module")
-def walked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example's directory after every step."""
+def test_the_board_forecasts_as_this_machine_does_and_refuses_a_damaged_model(tmp_path: Path) -> None:
     for tool in TOOLS:
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
-    folder = tmp_path_factory.mktemp("examples")
     for name in ("raspberry_pi", "smart_meter"):
-        shutil.copytree(EXAMPLES / name, folder / name, ignore=shutil.ignore_patterns("build", "__pycache__"))
-    for script in steps().values():
-        run(script, folder / "raspberry_pi")
-    return folder / "raspberry_pi/build"
-
-
-def test_the_board_forecasts_as_this_machine_does(walked: Path) -> None:
+        shutil.copytree(EXAMPLES / name, tmp_path / name, ignore=shutil.ignore_patterns("build", "__pycache__"))
     assert list(steps()) == ["export", "build", "rehearse", "compare"]
-    model = engine.load(walked / "meter")
-    rows = np.fromfile(walked / "day.f32", "<f4").reshape(-1, model.inputs[0].shape[-1])
+    for script in steps().values():
+        run(script, tmp_path / "raspberry_pi")
+    built = tmp_path / "raspberry_pi/build"
+
+    model = engine.load(built / "meter")
+    rows = np.fromfile(built / "day.f32", "<f4").reshape(-1, model.inputs[0].shape[-1])
     wanted = model(rows)
     assert isinstance(wanted, np.ndarray) and len(rows) == 48
     for printed in ("pi/pi4.txt", "pi/pi5.txt", "pc.txt"):
-        assert np.loadtxt(walked / printed, dtype=np.float32).tobytes() == wanted[:, 0].tobytes(), printed
+        assert np.loadtxt(built / printed, dtype=np.float32).tobytes() == wanted[:, 0].tobytes(), printed
 
-
-@pytest.mark.parametrize(("name", "reason"), [("cut", "TRUNCATED"), ("changed", "CHECKSUM"), ("other", "MAGIC")])
-def test_a_damaged_model_is_refused_on_the_board(name: str, reason: str, walked: Path, tmp_path: Path) -> None:
-    image = bytearray((walked / "pi/model.bin").read_bytes())
-    if name == "changed":
-        image[-1] ^= 1
-    damaged = {"cut": bytes(image[: len(image) // 2]), "changed": bytes(image), "other": bytes(4096)}[name]
-    (tmp_path / "model.bin").write_bytes(damaged)
-    command = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "./forecast", "./libcolibri.so", tmp_path / "model.bin"]
-    done = subprocess.run(command, cwd=walked / "pi", capture_output=True, text=True, check=False,
-                          stdin=subprocess.DEVNULL)  # fmt: skip
-    text = next(why for error, why in spec.ERRORS if error == reason)
-    assert done.returncode == 1 and done.stdout == "" and text in done.stderr
+    image = (built / "pi/model.bin").read_bytes()
+    changed = image[:-1] + bytes([image[-1] ^ 1])
+    for damaged, reason in ((image[: len(image) // 2], "TRUNCATED"), (changed, "CHECKSUM"), (bytes(4096), "MAGIC")):
+        (built / "pi/model.bin").write_bytes(damaged)
+        command = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "./forecast", "./libcolibri.so", "model.bin"]
+        done = subprocess.run(command, cwd=built / "pi", capture_output=True, text=True, check=False,
+                              stdin=subprocess.DEVNULL)  # fmt: skip
+        assert done.returncode == 1 and done.stdout == "" and dict(spec.ERRORS)[reason] in done.stderr
