@@ -29,28 +29,27 @@
 
 CLB_WALK clb_walk program;
 
-/* Whether these are the bytes this code was generated for. */
-static int is_this_model(const uint8_t *model_bin)
+static const clb_header *this_model(const uint8_t *model_bin)
 {
-    return model_bin != NULL && (uintptr_t)model_bin % CLB_ALIGN_MODEL == 0 &&
-           (model_bin == colibri_model || memcmp(model_bin, colibri_model, sizeof(clb_header)) == 0);
+    return model_bin == colibri_model ? (const clb_header *)(const void *)colibri_model : NULL;
 }
 
 colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin)
 {
-    return is_this_model(model_bin)
-               ? clb_open(mem, mem_size, (const clb_header *)(const void *)model_bin, NULL)
-               : NULL;
+    const clb_header *header = this_model(model_bin);
+    return header != NULL ? clb_open(mem, mem_size, header, NULL) : NULL;
 }
 
 size_t colibri_model_size(const uint8_t *model_bin)
 {
-    return is_this_model(model_bin) ? COLIBRI_MODEL_CONTEXT_BYTES : 0;
+    const clb_header *header = this_model(model_bin);
+    return header != NULL ? (size_t)header->context_bytes : 0;
 }
 
 int colibri_get_num_experts(const uint8_t *model_bin)
 {
-    return is_this_model(model_bin) ? (int)COLIBRI_MODEL_EXPERTS : -COLIBRI_ERR_MAGIC;
+    const clb_header *header = this_model(model_bin);
+    return header != NULL ? (int)header->experts : -COLIBRI_ERR_MAGIC;
 }
 
 void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size)

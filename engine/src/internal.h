@@ -9,6 +9,10 @@
 #error "Floats must be computed as floats: on 32-bit x86 compile with -msse2 -mfpmath=sse."
 #endif
 
+#if defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 2)
+#error "Helium's float vectors flush denormals: compile without them, with -mcpu=cortex-m55+nomve.fp or the like."
+#endif
+
 #include "colibri.h"
 #include "elementary.h"
 #include "format.h"

@@ -44,9 +44,11 @@ class Target:
         return self.system == "linux"
 
 
-def _cortex_m(number: str, about: str, zig: str, *flags: str, flash: int = 0, ram: int = 0x20000000) -> Target:
+def _cortex_m(
+    number: str, about: str, zig: str, *flags: str, extension: str = "", flash: int = 0, ram: int = 0x20000000
+) -> Target:
     packages = "gcc-arm-none-eabi picolibc-arm-none-eabi"
-    flags = ("-mthumb", f"-mcpu=cortex-m{number}", *flags, "--specs=picolibc.specs")
+    flags = ("-mthumb", f"-mcpu=cortex-m{number}{extension}", *flags, "--specs=picolibc.specs")
     kind = "eabihf" if "+" in zig else "eabi"
     return Target(f"cortex-m{number}", about, "arm-none-eabi-", packages, flags,
                   ("-target", f"thumb-freestanding-{kind}", f"-mcpu={zig}", *_BARE), flash=flash, ram=ram)  # fmt: skip
@@ -73,8 +75,8 @@ TARGETS = {
         _cortex_m("7", "FPU and DSP: STM32H7, i.MX RT", "cortex_m7+fp_armv8d16sp", "-mfpu=fpv5-sp-d16", _HARD),
         _cortex_m("33", "FPU and DSP: STM32U5, nRF53, RP2350", "cortex_m33+fp_armv8d16sp+dsp", "-mfpu=fpv5-sp-d16",
                   _HARD, flash=0x10000000, ram=0x38000000),
-        _cortex_m("55", "FPU and Helium vectors", "cortex_m55+mve_fp+fp_armv8d16", _HARD, flash=0x10000000,
-                  ram=0x30000000),
+        _cortex_m("55", "FPU and Helium vectors", "cortex_m55-mve_fp+mve+fp_armv8d16", _HARD, extension="+nomve.fp",
+                  flash=0x10000000, ram=0x30000000),
         Target("rv32imc", "32-bit RISC-V without FPU: ESP32-C3", "riscv64-unknown-elf-",
                "gcc-riscv64-unknown-elf picolibc-riscv64-unknown-elf",
                ("-march=rv32imc", "-mabi=ilp32", "-misa-spec=2.2", "-mcmodel=medany", "--specs=picolibc.specs"),

@@ -34,43 +34,57 @@ def _wide(fmt: str) -> exporter.Export:
     return exporter.build(graph, expert_align=64)
 
 
+def _denormal() -> exporter.Export:
+    """Products, sums and outputs below the smallest normal float, which a machine may not flush to zero."""
+    graph, rng = Graph("denormal"), np.random.default_rng(9)
+    x = graph.add_input("x", (3, 12))
+    tiny = graph.add_constant("tiny", rng.standard_normal((12,)).astype(np.float32) * np.float32(1e-20))
+    w = graph.add_constant("w", rng.standard_normal((9, 12)).astype(np.float32) * np.float32(1e-20))
+    small = graph.add("binary", x, tiny, func="mul")
+    graph.outputs = [graph.add("linear", small, w, activation="relu"), graph.add("binary", small, tiny, func="mul")]
+    return exporter.build(graph, expert_align=64)
+
+
 @functools.cache
+def exports() -> dict[str, exporter.Export]:
+    """Every small model, one wide one in each format, and one of denormals."""
+    wide = {f"wide_{fmt.replace(' ', '_').replace('-', '_')}": _wide(fmt) for fmt in FORMATS}
+    return {name: example(name, 64) for name in GRAPHS} | wide | {"denormal": _denormal()}
+
+
 def images() -> dict[str, bytes]:
-    """Every small model and one wide one in each format."""
-    wide = {f"wide_{fmt.replace(' ', '_').replace('-', '_')}": _wide(fmt).image for fmt in FORMATS}
-    return {name: example(name, 64).image for name in GRAPHS} | wide
+    """The model files."""
+    return {name: export.image for name, export in exports().items()}
 
 
 def program(machine: Machine, folder: Path) -> Path:
-    """The certificate runner with all models, for a machine."""
+    """The certificate runner with all models, for a machine; on a bare one with their generated code too."""
     for tool in (machine.compile[0], machine.run[0]):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
-    lines = ['#include "selftest_models.h"']
-    for name, image in images().items():
-        (folder / f"{name}.bin").write_bytes(image)
-        lines.append(f'__asm__(".section .rodata\\n.balign 64\\n.globl {name}\\n{name}:\\n.incbin \\"{name}.bin\\"\\n'
-                     f'.previous"); extern const uint8_t {name}[];')  # fmt: skip
-    table = ", ".join(f'{{"{name}", {name}}}' for name in images())
-    lines.append(f"const model models[] = {{{table}}}; const int model_count = {len(images())};")
+    lines = [f'#include "{HERE / "selftest.h"}"']
+    objects, table = [], []
+    for name, export in exports().items():
+        exporter.write(export, folder / name, exporter.Style(prefix=name))
+        flags = ["-DCOLIBRI_GENERATED", "-Wno-unused-function"] if machine.bare else []
+        objects.append(f"{name}.o")
+        _run([*machine.compile, *FLAGS, *flags, "-c", str(folder / name / "model.c"), "-o", objects[-1]], folder)
+        lines.append(f'#include "{name}/model.h"')
+        code = f"{name}_init, {name}_selftest" if machine.bare else "NULL, NULL"
+        table.append(f'{{"{name}", {name}_model, {code}}}')
+    lines.append(f"const model models[] = {{{', '.join(table)}}}; const int model_count = {len(table)};")
     (folder / "models.c").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (folder / "selftest_models.h").write_text(
-        "#include <stdint.h>\ntypedef struct { const char *name; const uint8_t *bytes; } model;\n", encoding="utf-8"
-    )
     headers = [np.frombuffer(image[: spec.HEADER.bytes], spec.HEADER.dtype)[0] for image in images().values()]
     sizes = [f"-DMEMORY_BYTES={max(int(h['context_bytes']) for h in headers)}",
              f"-DOUTPUT_FLOATS={max(int(h['output_floats']) for h in headers)}"]  # fmt: skip
     sources = [str(p) for p in sorted((size.ENGINE / "src").rglob("*.c"))]
-    common = [*machine.compile, *FLAGS, "-Wl,--gc-sections", f"-I{folder}"]
-    extra = []
-    if "neon" in machine.kernels:  # as engine/Makefile does it
-        common.append("-DCLB_NEON_DOT")
-        extra = ["v128_dot.o"]
-        _run([*common, "-O3", "-march=armv8.2-a+dotprod", "-c", str(size.ENGINE / "src/simd/v128.c"), "-o", *extra],
-             folder)  # fmt: skip
+    common = [*machine.compile, *FLAGS, *machine.defines, "-Wl,--gc-sections", f"-I{folder}"]
+    for file, flags in machine.vectors:  # as engine/Makefile does it
+        objects.append(f"vectors{len(objects)}.o")
+        _run([*common, "-O3", *flags, "-c", str(size.ENGINE / "src/simd" / file), "-o", objects[-1]], folder)
     output = folder / "selftest"
-    _run([*common, *sizes, f"-Wa,-I{folder}", str(HERE / "selftest.c"), str(folder / "models.c"), *sources, *extra,
-          "-lm", "-o", str(output)], folder)  # fmt: skip
+    _run([*common, *sizes, str(HERE / "selftest.c"), str(folder / "models.c"), *sources, *objects, "-lm", "-o",
+          str(output)], folder)  # fmt: skip
     return output
 
 
@@ -89,7 +103,8 @@ def test_every_certificate_holds_on(machine: Machine, tmp_path: Path) -> None:
     if machine.big_endian:
         assert results == [(name, "-", str(E["BIG_ENDIAN"])) for name in images()]
     else:
-        assert results == [(name, kernels, str(E["OK"])) for name in images() for kernels in machine.kernels]
+        kernels = [*machine.kernels, *(["generated"] if machine.bare else [])]
+        assert results == [(name, kind, str(E["OK"])) for name in images() for kind in kernels]
 
 
 @pytest.mark.parametrize("simd", [True, False])
