@@ -1,6 +1,6 @@
 /* What an exported model.c with COLIBRI_GENERATED is made of: the engine's files as one unit, with the kernels of the machine
  * it is compiled for, of which only those the model uses are kept, and the five functions and the self-test for this one
- * model. Its program is code and needs no proof. The file defines before: CLB_TILE, CLB_USED_UNARY and the like, the names
+ * model. Its program is code and needs no proof. The file defines before: CLB_TILE, CLB_FOLDED, CLB_USED_UNARY and the like, the names
  * of the functions where they have a prefix, colibri_model; and after: program. */
 #include "internal.h"
 
@@ -28,6 +28,9 @@
 #include "selftest.c"
 
 CLB_WALK clb_walk program;
+
+/* What the validator has proven of a number, for the compiler. */
+#define AT_MOST(number, most) ((number) > (most) ? __builtin_unreachable() : (void)0)
 
 static const clb_header *this_model(const uint8_t *model_bin)
 {

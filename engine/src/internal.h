@@ -19,15 +19,19 @@
 
 #include <string.h>
 
-/* An exported model.c includes the engine's files as one unit (generated.h): nothing in them is seen from outside, and what
- * walks the program is folded with the model's constants into straight code. */
+/* An exported model.c includes the engine's files as one unit (generated.h): nothing in them is seen from outside. Where the
+ * model has few operations (CLB_FOLDED), what walks the program is folded with their records into straight code; more of
+ * them share it, and keep their records. */
 #if defined(COLIBRI_GENERATED)
 #define CLB_INTERNAL static __attribute__((unused))
+#else
+#define CLB_INTERNAL
+#endif
+#if defined(CLB_FOLDED)
 #define CLB_WALK static inline __attribute__((always_inline))
 #define CLB_STATIC_WALK CLB_WALK
 #else
-#define CLB_INTERNAL
-#define CLB_WALK
+#define CLB_WALK CLB_INTERNAL
 #define CLB_STATIC_WALK static
 #endif
 

@@ -17,11 +17,12 @@
  * ones (q): functions of their own, whose loops have all registers. */
 typedef void product(const uint8_t *blocks_at, size_t stride, uint32_t outputs, const clb_tile *tile, uint32_t cols,
                      float total[CLB_TILE][CLB_WIDTH]);
-#if CLB_SCALAR
-CLB_STATIC_WALK product product_f32, product_f16, product_i8, product_q_i8, product_q_i4;
+#if CLB_SCALAR && defined(CLB_FOLDED)
+#define OF_MATRIX CLB_WALK
 #else
-static __attribute__((noinline)) product product_f32, product_f16, product_i8, product_q_i8, product_q_i4;
+#define OF_MATRIX static __attribute__((noinline))
 #endif
+OF_MATRIX product product_f32, product_f16, product_i8, product_q_i8, product_q_i4;
 
 CLB_STATIC_WALK void multiply(const clb_matrix *m, const uint8_t *at, uint32_t outputs, const clb_tile *tile,
                             float total[CLB_TILE][CLB_WIDTH])
@@ -43,7 +44,7 @@ CLB_STATIC_WALK void multiply(const clb_matrix *m, const uint8_t *at, uint32_t o
 }
 
 #if CLB_SCALAR
-CLB_STATIC_WALK void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t blocks)
+OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t blocks)
 {
     float total[CLB_TILE][CLB_WIDTH];
     const uint32_t at = first * CLB_LANES, outputs = clb_min(m->outputs - at, CLB_LANES), rows = clb_rows(tile);

@@ -7,16 +7,14 @@
 
 /* Where lanes are no vector, each has a register. */
 #if CLB_SCALAR
-#define PRODUCT CLB_STATIC_WALK
 #define ALL_LANES UNROLL for (uint32_t lane = 0; lane < CLB_LANES; ++lane)
 #else
-#define PRODUCT static
 #define ALL_LANES for (uint32_t lane = 0; lane < CLB_LANES; ++lane)
 #endif
 
 /* Float rows: groups of 256 inputs are summed from +0, and the groups added in order. */
 #define FLOAT_PRODUCT(name, type, weight)                                                                              \
-    PRODUCT void name(const uint8_t *matrix, size_t stride, uint32_t outputs, const clb_tile *tile, uint32_t cols,      \
+    OF_MATRIX void name(const uint8_t *matrix, size_t stride, uint32_t outputs, const clb_tile *tile, uint32_t cols,      \
                      float total[CLB_TILE][CLB_WIDTH])                                                                 \
     {                                                                                                                  \
         for (uint32_t b = 0; b < clb_ceil(outputs, CLB_LANES); ++b) {                                                  \
@@ -119,7 +117,7 @@ static __attribute__((noinline)) void add_fours(int32_t total[QUARTER], const ui
 
 /* Quantised rows: exact integer sums, |sum| ≤ 128 · 127 · 127 < 2^21 in a group, added as floats in order. Inputs and
  * weights are padded with zeros to 4. */
-PRODUCT void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t outputs, const clb_tile *tile, uint32_t cols,
+OF_MATRIX void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t outputs, const clb_tile *tile, uint32_t cols,
                          float total[CLB_TILE][CLB_WIDTH])
 {
     for (uint32_t row = 0; row < clb_rows(tile); ++row) {
@@ -144,7 +142,7 @@ PRODUCT void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t outputs
 }
 
 /* The nibbles are the weights plus 8, so that 8 · Σ inputs is taken off again; |sum| ≤ 32 · 15 · 127 < 2^16. */
-PRODUCT void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t outputs, const clb_tile *tile, uint32_t cols,
+OF_MATRIX void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t outputs, const clb_tile *tile, uint32_t cols,
                          float total[CLB_TILE][CLB_WIDTH])
 {
     const uint32_t groups = clb_ceil(cols, CLB_WEIGHT_GROUP);
