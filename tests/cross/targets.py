@@ -30,6 +30,7 @@ class Machine:
     defines: tuple[str, ...] = ()
     vectors: tuple[tuple[str, tuple[str, ...]], ...] = ()
     bare: bool = False
+    code_bytes: int = 4 << 20  # that code and models may take
     big_endian: bool = False
 
 
@@ -50,12 +51,14 @@ def _x86(cpu: str, name: str, *kernels: str) -> Machine:
     return Machine(name, ("gcc", "-static"), ("qemu-x86_64", "-cpu", cpu), (*kernels, "plain"), ("-DCLB_X86",), vectors)
 
 
-def _bare(target: str, kernels: str) -> Machine:
+def _bare(target: str, kernels: str, **more: Any) -> Machine:
     known, board = targets.TARGETS[target], firmware.BOARDS[target]
     sizes = {"__flash": known.flash, "__flash_size": 4 << 20, "__ram": known.ram, "__ram_size": 1 << 18,
              "__stack_size": 1 << 14}  # fmt: skip
     places = tuple(f"-Wl,--defsym={name}=0x{value:x}" for name, value in sizes.items())
-    return Machine(target, (known.compiler, *known.flags, *_BARE, *places), board.command, (kernels,), bare=True)
+    return Machine(
+        target, (known.compiler, *known.flags, *_BARE, *places), board.command, (kernels,), bare=True, **more
+    )
 
 
 def _riscv_vector(bits: int) -> Machine:
@@ -75,7 +78,7 @@ MACHINES = [
     _bare("cortex-m4", "dsp"),
     _bare("cortex-m7", "dsp"),
     _bare("cortex-m33", "dsp"),
-    _bare("cortex-m55", "helium"),
+    _bare("cortex-m55", "helium", code_bytes=512 << 10),
     _bare("rv32imc", "plain"),
     Machine("s390x", ("s390x-linux-gnu-gcc", "-static"), ("qemu-s390x",), big_endian=True),
 ]
