@@ -138,6 +138,7 @@ def test_a_bare_machines_report_is_what_a_linker_keeps(
 
 
 PROJECTS = [*((name, DEBIAN) for name in firmware.BOARDS), ("cortex-m7", ZIG)]
+EXPERTS_APART = exporter.Style(prefix="meter", expert_sections=True)
 
 
 @pytest.mark.parametrize(("name", "kind"), PROJECTS, ids=[f"{name}-{kind.value}" for name, kind in PROJECTS])
@@ -160,6 +161,17 @@ def test_a_firmware_project_builds_anywhere_with_make_and_passes_its_selftest(
         assert 0 < int(printed["stack"], 16) <= built.stack["colibri_forward"] + firmware.LIBRARY_STACK
     names = {path.name for path in (folder / "engine").rglob("*.c")}
     assert "context.c" in names and not names & {"forward.c", "validate.c", "avx2.c", "avx512.c", "cpu.c"}
+
+
+def test_a_firmware_project_keeps_the_models_own_names(tmp_path: Path) -> None:
+    board = firmware.BOARDS["cortex-m7"]
+    need(board.emulator[0], "arm-none-eabi-gcc")
+    made, _ = firmware.export("int8")
+    exporter.write(made, tmp_path / "export", EXPERTS_APART)
+    folder, built = project.write(tmp_path / "export", "cortex-m7", tmp_path / "firmware", DEBIAN)
+    assert built.stack is not None and "meter_forward" in built.stack
+    subprocess.run(["make", "-s"], cwd=folder, capture_output=True, check=True)
+    assert "selftest 0x00000000" in firmware.run(folder / "firmware.elf", board)
 
 
 @pytest.mark.parametrize("name", GRAPHS)
