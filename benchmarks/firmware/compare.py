@@ -38,9 +38,10 @@ import profile_image  # noqa: E402
 import weights  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 
-from colibri import engine, exporter, targets, toolchain  # noqa: E402
+from colibri import elf, engine, exporter, targets, toolchain  # noqa: E402
 
 BOARD = firmware.BOARDS["cortex-m7"]
+BOARDS = toolchain.engine_directory() / "firmware"
 FLASH = (".text", ".rodata", ".ARM.exidx", ".data")
 RAM = (".data", ".bss")
 # The largest error allowed, in the model's unit of 950 MW. Float: rounding of sums, and of emlearn's constants, which
@@ -153,18 +154,18 @@ def link(variant: Variant, work: Work, folder: Path) -> tuple[Path, Path]:
     """The image and the object of the variant in it, with the flags of the example's own program."""
     target = targets.find(BOARD.target)
     flags = [*target.flags, "-O2", "-ffunction-sections", "-fdata-sections", f"-DBOARD_MHZ={BOARD.mhz}",
-             f"-I{folder}", f"-I{HERE}", f"-I{firmware.HERE}", f"-I{work.headers}"]  # fmt: skip
+             f"-I{folder}", f"-I{HERE}", f"-I{BOARDS}", f"-I{work.headers}"]  # fmt: skip
     peer = folder / "peer.o"
     plus = variant.source.endswith(".cpp")
     compiler = target.compiler.replace("gcc", "g++") if plus else target.compiler
     language = ["-std=gnu++17", "-fno-exceptions", "-fno-rtti"] if plus else ["-std=gnu11"]
     _run([compiler, *flags, *language, *variant.flags, "-c", str(HERE / "peers" / variant.source), "-o", str(peer)])
     image = folder / "firmware.elf"
-    board = [str(firmware.HERE / name) for name in ("board.c", "board_cortex_m.c")]
+    board = [str(BOARDS / name) for name in ("board.c", "board_cortex_m.c")]
+    script = folder / "board.ld"
+    script.write_text(toolchain.linker_script(target), encoding="utf-8")
     _run([target.compiler, *flags, "-std=gnu11", "-nostartfiles", str(HERE / "harness.c"), str(peer), *board, "-T",
-          str(firmware.HERE / "board.ld"),
-          f"-Wl,--defsym=flash_at={BOARD.flash:#x},--defsym=ram_at={BOARD.ram:#x}", "-lm", "-Wl,--gc-sections",
-          "-o", str(image)])  # fmt: skip
+          str(script), "-lm", "-Wl,--gc-sections", "-o", str(image)])  # fmt: skip
     return image, peer
 
 
@@ -186,7 +187,7 @@ def _constants(image: Path, peer: Path) -> int:
 
 
 def _bytes(image: Path) -> dict[str, int]:
-    sections = dict(toolchain.sections(image))
+    sections = elf.read(image).sections
     return {"flash": sum(sections.get(s, 0) for s in FLASH), "ram": sum(sections.get(s, 0) for s in RAM)}
 
 
@@ -226,9 +227,9 @@ def colibri(dtype: str, work: Work, empty: dict[str, int], program: str = "colib
 def _link_colibri(dtype: str, work: Work, program: str) -> tuple[Path, exporter.Export]:
     made, _ = firmware.export(dtype)
     folder = _fresh(work.folder / f"{Path(program).stem}-{dtype}")
-    for file in (HERE / "harness.c", HERE / "harness.h", firmware.HERE / "board.h"):
+    for file in (HERE / "harness.c", HERE / "harness.h", BOARDS / "board.h"):
         shutil.copy(file, folder)  # where the example's command looks for files
-    return firmware.link(made, work.rows, BOARD, folder, str(HERE / "peers" / program)), made
+    return firmware.link(made, work.rows, BOARD, folder, str(HERE / "peers" / program))[0], made
 
 
 def profile(dtype: str, folder: Path) -> dict[str, int]:

@@ -5,7 +5,7 @@
 #include "model.h"
 #include "rows.h"
 
-enum { TASKS = 2, USERS = TASKS + 1, ROUNDS = 4 };
+enum { TASKS = 2, USERS = TASKS + 1, ROUNDS = 16 };
 
 static _Alignas(64) uint8_t memory[USERS][(COLIBRI_MODEL_CONTEXT_BYTES + 63) / 64 * 64];
 static colibri_context_t *context[USERS];

@@ -332,7 +332,7 @@ def _size_report(directory: Path, built: toolchain.Built, as_json: bool) -> dict
         "weight_bytes": summary["weight_bytes"], "context_bytes": summary["context_bytes"],
     }  # fmt: skip
     if built.selftest_bytes is not None:
-        report["flash_bytes"] = built.text_bytes + built.rodata_bytes + summary["file_bytes"]
+        report["flash_bytes"] = built.flash_bytes
         report["selftest_bytes"] = built.selftest_bytes
     if as_json:
         report["stack_bytes"] = built.stack

@@ -74,7 +74,8 @@ def write(
     with tempfile.TemporaryDirectory() as folder:
         built = toolchain.build(export_directory, Path(folder), target=target, toolchain=kind)
         assert built.model_object is not None
-        objects = toolchain.linked_objects(built.model_object, Path(folder).glob("*.o"))
+        prefix = toolchain.model_prefix(export_directory)
+        objects = toolchain.linked_objects(built.model_object, Path(folder).glob("*.o"), prefix)
     used = [path for obj in objects[1:] for path in (engine / "src").rglob(f"{obj.stem}.c")]
     board = ["main.c", "board.c", "board_riscv.c" if target.startswith("rv") else "board_cortex_m.c"]
     try:
@@ -82,7 +83,8 @@ def write(
         for name in ("model.c", "model.h", *(["model.bin"] if ".incbin" in _head(export_directory) else [])):
             shutil.copy(export_directory / name, project / name)
         for name in (*board, "board.h"):
-            shutil.copy(engine / "firmware" / name, project / name)
+            text = (engine / "firmware" / name).read_text(encoding="utf-8")
+            (project / name).write_text(toolchain.with_prefix(text, prefix), encoding="utf-8")
         for source in _with_headers([export_directory / "model.c", *used], tools, engine):
             place = project / "engine" / source.relative_to(engine)
             place.parent.mkdir(parents=True, exist_ok=True)

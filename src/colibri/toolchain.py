@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from colibri.errors import ColibriError
 from colibri.package import open_package
 from colibri.targets import Target, find
 
-STACK_OF = ("colibri_init", "colibri_forward", "colibri_selftest")
+STACK_OF = ("init", "forward", "selftest")  # with the prefix of the model's functions
 _NO_STACK_FRAMES = ("pool.ci",)  # the host layer is no part of the engine
 _PROBE = """\
 /* The smallest program around the model, to see what the linker keeps. */
@@ -72,8 +73,8 @@ class Built:
 
     `shared_library` is None on a bare machine, and the module for WebAssembly, which has no `model_object`. Bytes of
     code and constants are those of the shared library; on a bare machine, of what a linker keeps for this model.
-    `stack` has the worst case of STACK_OF, or is None where the compiler gives no call graph; `selftest_bytes` is what
-    colibri_selftest adds to a bare machine's flash.
+    `stack` has the worst case of STACK_OF, or is None where the compiler gives no call graph; `flash_bytes` is what a
+    bare machine's flash holds, the model included, and `selftest_bytes` what colibri_selftest adds to it.
     """
 
     static_library: Path
@@ -81,6 +82,7 @@ class Built:
     model_object: Path | None
     text_bytes: int
     rodata_bytes: int
+    flash_bytes: int | None = None
     selftest_bytes: int | None = None
     stack: dict[str, int] | None = None
 
@@ -173,12 +175,12 @@ def build(
         assert known is not None
         return _measured(export_directory, known, tools, archive, model, stacks)
     found = elf.read(shared) if _is_elf(shared) else elf.Elf()
-    stack = (
-        _stack([p for p in output.glob("*.ci") if p.name not in (*_NO_STACK_FRAMES, "model.ci")]) if stacks else None
-    )
-    return Built(
-        archive, shared, model, found.bytes_of(".text"), found.bytes_of(".rodata", ".data.rel.ro"), None, stack
-    )
+    stack = None
+    if stacks:
+        graphs = (path for path in output.glob("*.ci") if path.name not in (*_NO_STACK_FRAMES, "model.ci"))
+        stack = _stack(graphs, "colibri")
+    rodata = found.bytes_of(".rodata", ".data.rel.ro")
+    return Built(archive, shared, model, found.bytes_of(".text"), rodata, stack=stack)
 
 
 def _is_elf(path: Path) -> bool:
@@ -232,10 +234,11 @@ def _measured(export: Path, target: Target, tools: Compiler, archive: Path, mode
     """What a bare machine's program takes, from two that were linked: without the self-test, and with it."""
     output = archive.parent
     probe = output / "probe.c"
-    probe.write_text(_PROBE, encoding="utf-8")
-    header = open_package(export).header
-    model_bytes = int(header["total_bytes"])
-    script = linker_script(target, model_bytes + (1 << 20), 2 * int(header["context_bytes"]) + (1 << 20))
+    prefix = model_prefix(export)
+    probe.write_text(with_prefix(_PROBE, prefix), encoding="utf-8")
+    model_bytes = elf.read(model).bytes_of(".rodata.model")
+    context_bytes = int(open_package(export).header["context_bytes"])
+    script = linker_script(target, model_bytes + (1 << 20), 2 * context_bytes + (1 << 20))
     sizes = []
     for name, define in (("probe", ()), ("probe_selftest", ("-DSELFTEST",))):
         parts = [f"-I{export}", *define, probe, model, archive, "-Wl,-e,main"]
@@ -244,15 +247,32 @@ def _measured(export: Path, target: Target, tools: Compiler, archive: Path, mode
         sizes.append((code, image.bytes_of(".rodata", ".ARM.exidx", ".data") - model_bytes))
     stack = None
     if stacks:
-        objects = linked_objects(model, output.glob("*.o"))
-        stack = _stack([path.with_suffix(".ci") for path in objects], frozenset(image.functions))
-    return Built(archive, None, model, *sizes[0], sum(sizes[1]) - sum(sizes[0]), stack)
+        objects = linked_objects(model, output.glob("*.o"), prefix)
+        stack = _stack([path.with_suffix(".ci") for path in objects], prefix, frozenset(image.functions))
+    flash = sum(sizes[0]) + model_bytes
+    return Built(archive, None, model, *sizes[0], flash, sum(sizes[1]) - sum(sizes[0]), stack)
 
 
-def linked_objects(model: Path, objects: Iterable[Path]) -> list[Path]:
+def model_prefix(export_directory: Path) -> str:
+    """What the names of an export's functions begin with."""
+    text = (export_directory / "model.h").read_text(encoding="utf-8")
+    found = re.search(r"^extern const uint8_t (\w+)_model\[", text, re.M)
+    if found is None:
+        raise ColibriError(f"{export_directory / 'model.h'} declares no model: export it again")
+    return found[1]
+
+
+def with_prefix(source: str, prefix: str) -> str:
+    """C that calls a model's functions, by the names that they have under another prefix."""
+    functions = re.sub(r"\bcolibri_(?=(init|forward|free|selftest|model)\b)", f"{prefix}_", source)
+    return functions.replace("COLIBRI_MODEL_", f"{prefix.upper()}_MODEL_")
+
+
+def linked_objects(model: Path, objects: Iterable[Path], prefix: str) -> list[Path]:
     """The model's object and those of the engine that a linker takes with it, for a program with the self-test."""
     known = {path: elf.read(path) for path in objects if path != model}
-    chosen, wanted = [model], elf.read(model).undefined | {"colibri_selftest"}
+    own = elf.read(model)
+    chosen, wanted = [model], (own.undefined | {f"{prefix}_selftest"}) - own.defined
     while found := next((path for path, obj in known.items() if obj.defined & wanted), None):
         obj = known.pop(found)
         chosen.append(found)
@@ -260,10 +280,10 @@ def linked_objects(model: Path, objects: Iterable[Path]) -> list[Path]:
     return chosen
 
 
-def _stack(graphs: Iterable[Path], linked: frozenset[str] | None = None) -> dict[str, int] | None:
+def _stack(graphs: Iterable[Path], prefix: str, linked: frozenset[str] | None = None) -> dict[str, int]:
     try:
         graph = callgraph.read(sorted(graphs), engine_directory(), linked)
-        return {name: graph.worst(name)[0] for name in STACK_OF}
+        return {f"{prefix}_{name}": graph.worst(f"{prefix}_{name}")[0] for name in STACK_OF}
     except callgraph.StackError as error:
         raise ColibriError(f"the worst-case stack is not known: {error}") from None
 

@@ -17,6 +17,7 @@ from colibri import firmware as project
 from colibri.errors import ColibriError
 from tests.cross.targets import firmware
 from tests.cross.test_raspberry_pi import EXAMPLES
+from tests.engine.conftest import GRAPHS, example
 
 DEBIAN, ZIG = toolchain.Toolchain.debian, toolchain.Toolchain.zig
 
@@ -132,11 +133,12 @@ def test_a_bare_machines_report_is_what_a_linker_keeps(
     assert 0 < built.stack["colibri_init"] < built.stack["colibri_forward"] < built.stack["colibri_selftest"]
     assert 0 < built.selftest_bytes < 600
     kept = elf.read(tmp_path / "probe.elf")
-    assert {"colibri_init", "colibri_forward", "expert_0"} <= kept.functions.keys() >= {"main"}
+    assert {"colibri_init", "colibri_forward", "main"} <= kept.functions.keys()
     assert "colibri_selftest" not in kept.functions and "clb_validate" not in kept.functions
 
 
 PROJECTS = [*((name, DEBIAN) for name in firmware.BOARDS), ("cortex-m7", ZIG)]
+EXPERTS_APART = exporter.Style(prefix="meter", expert_sections=True)
 
 
 @pytest.mark.parametrize(("name", "kind"), PROJECTS, ids=[f"{name}-{kind.value}" for name, kind in PROJECTS])
@@ -158,7 +160,28 @@ def test_a_firmware_project_builds_anywhere_with_make_and_passes_its_selftest(
     if built.stack is not None:
         assert 0 < int(printed["stack"], 16) <= built.stack["colibri_forward"] + firmware.LIBRARY_STACK
     names = {path.name for path in (folder / "engine").rglob("*.c")}
-    assert {"context.c", "inspect.c"} <= names and not names & {"forward.c", "avx2.c", "avx512.c", "cpu.c"}
+    assert "context.c" in names and not names & {"forward.c", "validate.c", "avx2.c", "avx512.c", "cpu.c"}
+
+
+def test_a_firmware_project_keeps_the_models_own_names(tmp_path: Path) -> None:
+    board = firmware.BOARDS["cortex-m7"]
+    need(board.emulator[0], "arm-none-eabi-gcc")
+    made, _ = firmware.export("int8")
+    exporter.write(made, tmp_path / "export", EXPERTS_APART)
+    folder, built = project.write(tmp_path / "export", "cortex-m7", tmp_path / "firmware", DEBIAN)
+    assert built.stack is not None and "meter_forward" in built.stack
+    subprocess.run(["make", "-s"], cwd=folder, capture_output=True, check=True)
+    assert "selftest 0x00000000" in firmware.run(folder / "firmware.elf", board)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_stack_of_every_kind_of_program_is_known(name: str, tmp_path: Path) -> None:
+    need("arm-none-eabi-gcc")
+    made = example(name)
+    exporter.write(made, tmp_path)
+    built = toolchain.build(tmp_path, target="cortex-m7", toolchain=DEBIAN)
+    assert built.stack is not None and 0 < built.stack["colibri_init"] < built.stack["colibri_forward"]
+    assert built.flash_bytes == built.text_bytes + built.rodata_bytes + len(made.image)
 
 
 def test_a_firmware_project_is_for_a_machine_without_a_system(
