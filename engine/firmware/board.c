@@ -1,7 +1,7 @@
 /* What all boards share: memory before main, output and end through semihosting. */
 #include "board.h"
 
-extern uint32_t data_in_flash, data_start, data_end, bss_start, bss_end;
+extern uint32_t fast_in_flash, fast_start, fast_end, data_in_flash, data_start, data_end, bss_start, bss_end;
 
 void board_print(const char *text)
 {
@@ -24,6 +24,9 @@ void board_fault(void)
 
 void board_memory(void)
 {
+    for (uint32_t *from = &fast_in_flash, *to = &fast_start; to < &fast_end;) {
+        *to++ = *from++;
+    }
     for (uint32_t *from = &data_in_flash, *to = &data_start; to < &data_end;) {
         *to++ = *from++;
     }

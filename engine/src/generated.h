@@ -29,6 +29,14 @@
 
 CLB_WALK clb_walk program;
 
+/* A layer's routing as a function of its own, with what its descriptor says in it. */
+#define ROUTE(name, its_layer)                                                                                         \
+    static void name(const clb_layer *layer, const float *logits, int32_t *experts, float *weights)                    \
+    {                                                                                                                  \
+        (void)layer;                                                                                                   \
+        clb_route(its_layer, logits, experts, weights);                                                                \
+    }
+
 /* What the validator has proven of a number, for the compiler. */
 #define AT_MOST(number, most) ((number) > (most) ? __builtin_unreachable() : (void)0)
 

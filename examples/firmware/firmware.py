@@ -11,6 +11,7 @@ import argparse
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -84,11 +85,14 @@ def export(dtype: str) -> tuple[exporter.Export, np.ndarray]:
 
 def link(
     made: exporter.Export, rows: np.ndarray, board: Board, folder: Path, program: str = "main.c",
-    kind: toolchain.Toolchain = toolchain.Toolchain.auto,
+    kind: toolchain.Toolchain = toolchain.Toolchain.auto, fast: Sequence[int] = (),
 ) -> tuple[Path, toolchain.Built]:  # fmt: skip
-    """The firmware as an ELF file in `folder`, engine, model and rows included; `program` is one of this directory."""
+    """The firmware as an ELF file in `folder`, engine, model and rows included; `program` is one of this directory.
+
+    The weights of the experts `fast` are copied to RAM on start-up.
+    """
     target = targets.find(board.target)
-    exporter.write(made, folder)
+    exporter.write(made, folder, exporter.Style(expert_sections=bool(fast)))
     text = ",\n".join("{" + ", ".join(f"{float(x).hex()}f" for x in row) + "}" for row in rows)
     (folder / "rows.h").write_text(
         f"#define ROWS {len(rows)}\nstatic const float rows[ROWS][{rows.shape[1]}] = {{\n{text}}};\n"
@@ -99,7 +103,10 @@ def link(
     parts = [f"-DBOARD_MHZ={board.mhz}", f"-I{boards}", f"-I{folder}", HERE / program, boards / "board.c", start,
              built.model_object, built.static_library]  # fmt: skip
     image = folder / "firmware.elf"
-    toolchain.link_bare(toolchain.choose(target, kind), toolchain.linker_script(target), parts, image)
+    script = toolchain.linker_script(target)
+    for number in fast:  # as a user adds lines of experts.ld
+        script = script.replace("*(.fast)", f"*(.fast) *(.rodata.model.expert_{number})")
+    toolchain.link_bare(toolchain.choose(target, kind), script, parts, image)
     return image, built
 
 
@@ -118,6 +125,14 @@ def expected_digest(made: exporter.Export, rows: np.ndarray) -> int:
     for byte in np.ascontiguousarray(engine.load(made.image)(rows), "<f4").tobytes():
         digest = (digest ^ byte) * 16777619 & 0xFFFFFFFF
     return digest
+
+
+def latency(dtype: str, board: Board, folder: Path) -> list[tuple[int, int]]:
+    """Least and most instructions of a forecast over 1,000 pseudo-random inputs, for each expert."""
+    made, rows = export(dtype)
+    image, _ = link(made, rows[:1], board, folder, "latency.c", toolchain.Toolchain.debian)
+    found = [int(number, 16) for number in re.findall(r"^\w+ 0x([0-9a-f]{8})$", run(image, board), re.M)]
+    return list(zip(found[::2], found[1::2], strict=True))
 
 
 def measure(

@@ -52,10 +52,10 @@ def compile_engine(output: Path) -> None:
     for tool in TOOLS:
         if shutil.which(tool) is None:
             raise SystemExit(f"{tool} is not installed: on Debian, apt-get install {PACKAGES}")
-    freestanding = toolchain.engine_directory() / "freestanding"
-    sources = [HERE / "glue.c", freestanding / "memory.c", *sorted((toolchain.engine_directory() / "src").rglob("*.c"))]
-    command = [TOOLS[0], *FLAGS, *toolchain.source_flags(), f"-I{freestanding}", *(f"-Wl,--export={name}" for name in EXPORTS),
-               *map(str, sources), "-o", str(output)]  # fmt: skip
+    source = toolchain.engine_directory()
+    files = [HERE / "glue.c", source / "freestanding/memory.c", *sorted((source / "src").rglob("*.c"))]
+    command = [TOOLS[0], *FLAGS, *toolchain.source_flags(), f"-I{source / 'freestanding'}",
+               *(f"-Wl,--export={name}" for name in EXPORTS), *map(str, files), "-o", str(output)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)

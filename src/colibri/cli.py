@@ -152,11 +152,18 @@ def export(
     expert_align: Annotated[
         int, typer.Option(help="Bytes each expert is aligned to; 64 saves flash.")
     ] = spec.ALIGN_EXPERT,
+    prefix: Annotated[
+        str, typer.Option(help="What names in model.h and model.c begin with, for several models in one firmware.")
+    ] = exporter.PLAIN.prefix,
+    expert_sections: Annotated[
+        bool, typer.Option("--expert-sections", help="Each expert in a section of its own, for the linker to place.")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Export a trained model: read, verify, optimise, plan, certify, write."""
     with _errors(as_json, debug), _progress(as_json) as advance:
+        style = exporter.Style(prefix, expert_sections)
         advance("read", None)
         graph, rows, batch, report = _source(model, architecture)
         if calibration is not None:
@@ -164,7 +171,7 @@ def export(
         how = exporter.Quantization(dtype, activations, residual_share, _bytes(budget), max_error)
         built = exporter.build(graph, quantization=how, max_batch=max_batch or batch, calibration=rows,
                                expert_align=expert_align, on_stage=advance)  # fmt: skip
-        target = exporter.write(built, output)
+        target = exporter.write(built, output, style)
     summary = {**built.summary(), "path": str(target)}
     if report is not None:
         summary["recognition"] = report.to_dict() if as_json else str(report)

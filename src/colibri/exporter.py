@@ -17,7 +17,8 @@ import numpy as np
 from colibri import spec, weights
 from colibri.certify import Certificate, certify
 from colibri.emit import c_source, model_bin
-from colibri.emit.c_source import PLAIN, Style
+from colibri.emit.c_source import PLAIN as PLAIN
+from colibri.emit.c_source import Style as Style
 from colibri.engine import Model, load
 from colibri.errors import ExportError
 from colibri.graph import Array, Graph

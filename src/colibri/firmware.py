@@ -80,7 +80,10 @@ def write(
     board = ["main.c", "board.c", "board_riscv.c" if target.startswith("rv") else "board_cortex_m.c"]
     try:
         project.mkdir(parents=True, exist_ok=True)
-        for name in ("model.c", "model.h", *(["model.bin"] if ".incbin" in _head(export_directory) else [])):
+        optional = (["model.bin"] if ".incbin" in _head(export_directory) else []) + [
+            path.name for path in export_directory.glob("experts.ld")
+        ]
+        for name in ("model.c", "model.h", *optional):
             shutil.copy(export_directory / name, project / name)
         for name in (*board, "board.h"):
             text = (engine / "firmware" / name).read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from colibri import targets, toolchain
+from colibri import elf, targets, toolchain
 from tests.cross.targets import firmware
 
 EXAMPLE = Path(firmware.__file__).parent
@@ -44,6 +44,33 @@ def test_forecasts_interrupted_by_forecasts_keep_every_bit(name: str, tmp_path: 
     made, rows = firmware.export("int8")
     image, _ = firmware.link(made, rows, firmware.BOARDS[name], tmp_path, "reentrancy.c", DEBIAN)
     assert "reentrant" in firmware.run(image, firmware.BOARDS[name])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["cortex-m4", "cortex-m7", "cortex-m55"])
+def test_a_forecast_takes_the_same_work_whatever_its_input(name: str, dtype: str, tmp_path: Path) -> None:
+    for tool in (targets.TARGETS[name].compiler, firmware.BOARDS[name].emulator[0]):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    by_expert = firmware.latency(dtype, firmware.BOARDS[name], tmp_path)
+    assert len(by_expert) == 3 and all(least > 0 for least, _ in by_expert)  # every route was taken
+    assert all(most < 1.005 * least for least, most in by_expert), by_expert
+    worst = max(most for _, most in by_expert)
+    known = json.loads(TABLE.read_text(encoding="utf-8"))[f"{name} {dtype}"]["instructions"]
+    assert worst <= GROWTH * known, "the table's costliest forecast is not the costliest there is"
+
+
+def test_experts_copied_to_ram_give_the_same_bits(tmp_path: Path) -> None:
+    board = firmware.BOARDS["cortex-m7"]
+    for tool in (targets.TARGETS["cortex-m7"].compiler, board.emulator[0]):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    made, rows = firmware.export("int8")
+    image, _ = firmware.link(made, rows, board, tmp_path, kind=DEBIAN, fast=[0, 2])
+    weights = [len(expert.data) for expert in made.program.experts]
+    assert weights[0] + weights[2] <= elf.read(image).bytes_of(".fast") < sum(weights)
+    assert {"expert_0", "expert_1", "expert_2"} == set(re.findall(r"expert_\d", (tmp_path / "experts.ld").read_text()))
+    assert f"digest {firmware.expected_digest(made, rows):#010x}" in firmware.run(image, board)
 
 
 def test_the_documented_table_is_the_measured_one() -> None:

@@ -25,7 +25,7 @@ _FOLDED = (
 
 
 def text(program: Program, package: Package, experts: Sequence[str]) -> str:
-    """The C of a planned program, whose records `package` holds; `experts` says in C where each expert's weights are."""
+    """The C of a planned program; `package` holds its records, `experts` says in C where each expert's weights are."""
     ops = [*program.ops, *program.expert_ops]
     lines = [
         *(f"#define CLB_USED_{name} {sum(1 << n for n in used):#x}ull" for name, used in _used(package)),
@@ -39,12 +39,10 @@ def text(program: Program, package: Package, experts: Sequence[str]) -> str:
         lines += _table("clb_layer", "layers", package.layers, [str(layer.router) for layer in program.layers])
         lines += ["static const uint8_t *const expert_at[] = {", *(f"    {place}," for place in experts), "};", ""]
     for n, layer in enumerate(program.layers):
-        lines += [f"/* {comment(str(layer.router))} */",
-                  f"static void route_{n}(const clb_layer *layer, const float *logits, int32_t *experts, float *weights)",
-                  "{", "    (void)layer;", f"    clb_route(&layers[{n}], logits, experts, weights);", "}", ""]  # fmt: skip
+        lines += [f"/* {comment(str(layer.router))} */", f"ROUTE(route_{n}, &layers[{n}])"]
     if program.layers:
         names = ", ".join(f"route_{n}" for n in range(len(program.layers)))
-        lines += [f"static clb_router *const routers[] = {{{names}}};", ""]
+        lines += ["", f"static clb_router *const routers[] = {{{names}}};", ""]
     for n in range(len(program.layers)):
         lines += [*_expert_function(program, package, n, ops), ""]
     samples = "1u" if program.max_batch == 1 else "samples"
@@ -104,8 +102,8 @@ def _calls(ops: Sequence[Op], numbers: Iterable[int], samples: str, indent: str)
     for n in numbers:
         op = ops[n]
         if op.code == "moe":
-            call = (f"clb_run_moe(&layers[{op.layer}], &ops[{n}], routers[{op.layer}], run_expert_{op.layer}, {samples}, "
-                    "frame);")  # fmt: skip
+            m = op.layer
+            call = f"clb_run_moe(&layers[{m}], &ops[{n}], routers[{m}], run_expert_{m}, {samples}, frame);"
         elif op.code in ("linear", "linear_q"):
             call = f"clb_run_linear(&ops[{n}], {samples}, frame);"
         else:

@@ -65,9 +65,10 @@ def _header(program: Program, package: Package, style: Style) -> str:
         "WORST_MACS": (program.macs, "multiply-accumulates of one row, costliest route"),
         "WORST_WEIGHT_BYTES": (program.weight_bytes, "weight bytes one row reads, costliest route"),
     }
+    include = "<stdint.h>" if style == PLAIN else '"colibri.h"'
     lines = [
         f"/* {comment(program.name)}: sizes of this model. Written by colibri {spec.VERSION}; do not edit. */",
-        f"#ifndef {name}_MODEL_H", f"#define {name}_MODEL_H", "", "#include <stdint.h>" if style == PLAIN else '#include "colibri.h"', "",
+        f"#ifndef {name}_MODEL_H", f"#define {name}_MODEL_H", "", f"#include {include}", "",
     ]  # fmt: skip
     lines += [f"#define {name}_MODEL_{key} {value}u /* {doc} */" for key, (value, doc) in constants.items()]
     for kind, ports in (("input", program.inputs), ("output", program.outputs)):
@@ -79,7 +80,7 @@ def _header(program: Program, package: Package, style: Style) -> str:
     size = "" if style.expert_sections else f"{name}_MODEL_BYTES"
     lines += ["", f"extern const uint8_t {style.prefix}_model[{size}]; /* {spec.ALIGN_MODEL}-byte aligned */", ""]
     if style.prefix != "colibri":
-        lines += ["/* As in colibri.h and colibri_inspect.h, for this model; model.c compiled with COLIBRI_GENERATED has them. */",
+        lines += ["/* As in colibri.h and colibri_inspect.h; model.c has them where it is compiled with COLIBRI_GENERATED. */",
                   *(declaration.format(p=style.prefix) for declaration in _FUNCTIONS), ""]  # fmt: skip
     lines += [
         "#if defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L",
@@ -140,13 +141,12 @@ def _linker_lines(package: Package) -> str:
     """Lines for a linker script that place experts' weights, the most used first."""
     order = sorted(range(len(package.experts)), key=lambda n: -float(package.experts[n]["frequency"]))
     lines = [
-        "/* The experts' weights, the most used on the calibration data first. Include this in an output section of fast",
-        "   memory before the section that takes .rodata, without the lines of experts that stay where .rodata is:",
-        "   .experts : ALIGN(64) { experts_start = .; INCLUDE experts.ld experts_end = .; } > FAST AT > FLASH",
-        "   and let the start-up code copy it there from LOADADDR(.experts). */",
+        "/* The experts' weights, the most used on the calibration data first: lines for an output section of fast",
+        "   memory, as .fast in board.ld, that stands before the section of .rodata.model. An expert without a line",
+        "   there stays in flash. The start-up code copies the section. */",
     ]
     for n in order:
         e = package.experts[n]
-        lines.append(f"*(.rodata.model.expert_{n}) /* layer {e['layer']}, expert {e['index']}: {float(e['frequency']):.1%} of "
-                     f"its layer's tokens, {e['bytes']} bytes */")  # fmt: skip
+        lines.append(f"*(.rodata.model.expert_{n}) /* layer {e['layer']}, expert {e['index']}: "
+                     f"{float(e['frequency']):.1%} of its layer's tokens, {e['bytes']} bytes */")  # fmt: skip
     return "\n".join([*lines, ""])
