@@ -80,7 +80,7 @@ def _header(program: Program, package: Package, style: Style) -> str:
     size = "" if style.expert_sections else f"{name}_MODEL_BYTES"
     lines += ["", f"extern const uint8_t {style.prefix}_model[{size}]; /* {spec.ALIGN_MODEL}-byte aligned */", ""]
     if style.prefix != "colibri":
-        lines += ["/* As in colibri.h and colibri_inspect.h; model.c has them where it is compiled with COLIBRI_GENERATED. */",
+        lines += ["/* As in colibri.h and colibri_inspect.h; in model.c compiled with COLIBRI_GENERATED. */",
                   *(declaration.format(p=style.prefix) for declaration in _FUNCTIONS), ""]  # fmt: skip
     lines += [
         "#if defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L",
