@@ -194,19 +194,20 @@ python benchmarks/firmware/compare.py
 {_beside(rows, "fp32")}
 {_beside(rows, "int8")}
 
-- **A model this small is quickly written by hand, and hand-written C is the yardstick**: it knows its sizes, has no
-  records to walk, no context, no checks. What Colibri's bytes and instructions beyond it buy: any model in the same
-  format, the header and checksums checked before use, the same bits on every target, several contexts at a time,
+- **A model this small is quickly written by hand, and hand-written C is the yardstick**: it has no
+  model file in flash, no context, no checks. What Colibri's bytes and instructions beyond it buy: any model in the same
+  format, checksums, the same bits on every target, several contexts at a time,
   hooks, and a certificate that the device can recompute (`colibri_selftest`, which is not in the rows above, takes
   {facts.selftest_code:,} bytes of code more). Who needs none of this, and has one model that never changes, is better
   off with the loops.
 - **The same bits everywhere cost fp32 instructions.** Colibri multiplies, rounds, then adds; the others leave the
   compiler to fuse, which is one instruction instead of two, and other bits on other machines.
-- **Walking, copying, clearing.** The table below says where Colibri's instructions are. A forecast by hand multiplies,
-  quantises, and does little else.
+- **Quantising** takes Colibri twice the hand count: a pass for the largest magnitude, one for the numbers, loops around
+  both. The table below says where its other instructions are.
 - SMLAD, which multiplies and adds two pairs in one instruction, separates int8 by hand in loops from the rows below it.
   On this core int8 without it is slower than fp32, which has a fused multiply-add.
-- **Padding.** Colibri's rows come in groups of eight, and its gate and head, being fp32, are padded to eight rows.
+- **Padding.** Colibri's rows of weights come in groups of eight; a small core computes the live rows only, but flash
+  holds those of the gate and the head eight times over.
 - **Routing** is what generated code without it lacks. Colibri fp32, running one expert, takes {_against_dense(rows)}
   of the instructions of the best that runs all three; the loops by hand show how much routing alone gives.
 - Of int8 errors: with the gate in int8 too, near ties go to another expert, which makes the largest error of that row;
