@@ -66,7 +66,7 @@ def test_linear(row: tuple[int, int, int], outputs: int, bias: bool) -> None:
     b, wide_b = sample(1, outputs, row[2] + 2)
     have = ops.linear(x, weight, b[0] if bias else None)
     want = F.linear(wide, wide_weight, wide_b[0] if bias else None).numpy()
-    # What rounding can do to chains of GROUP products and their sum: large terms may cancel, so it is no share of the sum.
+    # What rounding can do to chains of GROUP products and their sum: terms may cancel, so it is no share of the sum.
     terms = np.abs(wide.numpy()) @ np.abs(wide_weight.numpy()).T + np.abs(wide_b.numpy()) * bias
     assert have.dtype == np.float32
     assert (np.abs(have - want) <= (spec.GROUP + row[1] / spec.GROUP + 3) * 2.0**-24 * terms).all()
