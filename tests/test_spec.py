@@ -68,7 +68,10 @@ def test_stages_import_only_earlier_ones() -> None:
         "emit",
         "engine",
         "targets",
+        "callgraph",
+        "elf",
         "toolchain",
+        "firmware",
         "exporter",
         "frontends",
         "api",
@@ -76,7 +79,7 @@ def test_stages_import_only_earlier_ones() -> None:
     ]
     for path in (ROOT / "src/colibri").rglob("*.py"):
         stage = path.relative_to(ROOT / "src/colibri").parts[0].removesuffix(".py")
-        if stage not in order:
+        if stage in ("__init__", "_engine_build"):
             continue
         for used in re.findall(r"^(?:from|import) colibri\.(\w+)", path.read_text(), re.M):
             assert order.index(used) <= order.index(stage), f"{path.name} imports {used}"
