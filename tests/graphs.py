@@ -9,7 +9,36 @@ from colibri.graph import BINARY, REDUCE, UNARY, Graph, Router
 from colibri.weights import Fp16Weight, Int4Weight, Int8Weight, Residual
 
 ROUTERS = [("softmax", "none"), ("softmax", "sum"), ("softmax", "one"), ("sigmoid", "none"), ("sigmoid", "sum"),
-           ("logit", "softmax"), ("logit", "one")]  # fmt: skip
+           ("logit", "softmax"), ("logit", "one"), ("sqrt_softplus", "none"), ("softmax", "clamped"),
+           ("sigmoid", "clamped"), ("sparse_mixer", "none")]  # fmt: skip
+
+
+@st.composite
+def routers(draw: st.DrawFn, most: int) -> Router:
+    """Any router of up to `most` experts: every score, with and without all that a descriptor can say."""
+    experts = draw(st.integers(1, most))
+    score, normalize = draw(st.sampled_from(ROUTERS))
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 16)))
+    more: dict[str, object] = {}
+    size = experts
+    if score != "sparse_mixer" and draw(st.booleans()):
+        groups = draw(st.sampled_from([g for g in range(1, experts + 1) if experts % g == 0]))
+        kept = draw(st.integers(1, groups))
+        rule = draw(st.sampled_from(["max", "top2"] if experts // groups > 1 else ["max"]))
+        more |= {"groups": groups, "kept_groups": kept, "group_rule": rule}
+        size = kept * (experts // groups)
+        if draw(st.booleans()):
+            bias = rng.standard_normal(experts)
+            bias[rng.random(experts) < 0.1] = -np.inf
+            more["bias"] = tuple(bias)
+    if normalize in ("sum", "clamped") or score == "sparse_mixer":
+        more["epsilon"] = draw(st.sampled_from([0.0, 1e-20, 0.05, 1.0]))
+    if draw(st.booleans()):
+        more["expert_scale"] = tuple(rng.standard_normal(experts))
+    more["capacity"] = draw(st.sampled_from([0, 0, 1, 2, 5]))
+    more["apply"] = draw(st.sampled_from(["output", "output", "input"]))
+    k = draw(st.integers(1, min(size, 8) if score == "sparse_mixer" else size))
+    return Router(experts, k, score, normalize, draw(st.sampled_from([1.0, 2.5])), **more)  # type: ignore[arg-type]
 
 
 def constant(graph: Graph, rng: np.random.Generator, name: str, *shape: int) -> str:
@@ -80,10 +109,8 @@ def expert(seed: int, d_in: int, d_hidden: int, d_out: int, kind: int, fmt: str 
 
 
 def add_moe(graph: Graph, draw: st.DrawFn, rng: np.random.Generator, x: str) -> str:
-    experts = draw(st.integers(1, 9))
-    k = draw(st.integers(1, experts))
-    score, normalize = draw(st.sampled_from(ROUTERS))
-    scale = draw(st.sampled_from([1.0, 2.5]))
+    router = draw(routers(9))
+    experts = router.experts
     d_in = graph.shapes[x][-1]
     d_hidden, d_out = draw(st.integers(1, 20)), draw(st.sampled_from([d_in, d_in, 5]))
     kinds = draw(st.sampled_from([(0,), (1,), (2,), (3,), (0, 1)]))
@@ -91,7 +118,6 @@ def add_moe(graph: Graph, draw: st.DrawFn, rng: np.random.Generator, x: str) -> 
     fmt = draw(st.sampled_from(FORMATS))
     body = [expert(seed + e, d_in, d_hidden, d_out, kinds[e % len(kinds)], fmt) for e in range(experts)]
     logits = linear(graph, rng, x, experts, draw(st.booleans()))
-    router = Router(experts, k, score, normalize, scale)
     return graph.add("moe", x, logits, router=router, experts=body)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 from colibri import spec
@@ -31,7 +32,8 @@ def c_format() -> str:
     ]  # fmt: skip
     for enum, names in spec.ENUMS.items():
         entries = [f"CLB_{enum.upper()}_{n.upper()}" for n in (*names, "count")]
-        lines += ["", f"enum clb_{enum} {{", *(f"    {e}," for e in entries[:-1]), f"    {entries[-1]}", "};"]
+        filled = textwrap.wrap(", ".join(entries), 120, initial_indent="    ", subsequent_indent="    ")
+        lines += ["", f"enum clb_{enum} {{", *filled, "};"]
     for r in spec.RECORDS.values():
         lines += ["", f"/* {r.doc} */", "typedef struct {"]
         for f in r.fields:

@@ -31,10 +31,11 @@ CLB_WALK clb_walk program;
 
 /* A layer's routing as a function of its own, with what its descriptor says in it. */
 #define ROUTE(name, its_layer)                                                                                         \
-    static void name(const clb_layer *layer, const float *logits, int32_t *experts, float *weights)                    \
+    static void name(const clb_layer *layer, const clb_gate *gate, const float *logits, int32_t *experts,              \
+                     float *weights)                                                                                   \
     {                                                                                                                  \
         (void)layer;                                                                                                   \
-        clb_route(its_layer, logits, experts, weights);                                                                \
+        clb_route(its_layer, gate, logits, experts, weights);                                                          \
     }
 
 /* What the validator has proven of a number, for the compiler. */

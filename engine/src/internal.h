@@ -79,6 +79,7 @@ typedef struct {
     const float *x;   /* base of its tokens */
     float *y;         /* base of its output; where k > 1, of the slots */
     const uint32_t *order;
+    const float *weights; /* of the choices */
     uint32_t k, d_out;
 } clb_routed;
 
@@ -183,16 +184,24 @@ CLB_WALK void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame 
                             clb_tile *tile);
 CLB_WALK const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number);
 
+/* What a layer's router has besides the descriptor, a number for each expert. */
+typedef struct {
+    const float *bias, *scale; /* NULL: none */
+    float *keys;               /* scratch, 3 numbers for each expert, where the layer has a bias or groups */
+} clb_gate;
+
 /* moe.c: route and combine. `route` turns one token's logits into its k experts, best first, and their weights; `program`
- * runs expert `expert` of the layer on a tile of `count` tokens. Where row `token` of an operand is. */
-typedef void clb_router(const clb_layer *layer, const float *logits, int32_t *experts, float *weights);
+ * runs expert `expert` of the model on a tile of `count` tokens. Where row `token` of an operand is. */
+typedef void clb_router(const clb_layer *layer, const clb_gate *gate, const float *logits, int32_t *experts,
+                        float *weights);
 typedef void clb_program(uint32_t expert, uint32_t count, clb_frame *frame);
 CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *route, clb_program *program,
                           uint32_t samples, const clb_frame *frame);
 CLB_WALK float *clb_row_of(const clb_operand *v, const float *base, uint32_t rows, size_t token);
 
-/* routing.c: layer->experts logits */
+/* routing.c: layer->experts logits; words of scratch its keys take */
 CLB_WALK clb_router clb_route;
+CLB_INTERNAL uint32_t clb_key_words(const clb_layer *layer, int has_bias);
 
 /* linear.c: bytes of 8 rows of a matrix, 0 for a layout that is none */
 CLB_WALK size_t clb_block_bytes(uint32_t layout, uint32_t cols);

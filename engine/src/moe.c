@@ -9,6 +9,7 @@ typedef struct {
     int32_t *experts; /* (choices) */
     uint32_t *order;  /* (choices) grouped by expert */
     uint32_t *ends;   /* (experts + 1): after grouping, where each expert's part of `order` ends */
+    float *keys;      /* the router's scratch */
 } workspace;
 
 CLB_STATIC_WALK workspace workspace_at(uint8_t *at, const clb_layer *layer, size_t choices)
@@ -19,6 +20,7 @@ CLB_STATIC_WALK workspace workspace_at(uint8_t *at, const clb_layer *layer, size
     w.experts = (int32_t *)(void *)(w.weights + choices);
     w.order = (uint32_t *)(void *)(w.experts + choices);
     w.ends = w.order + choices;
+    w.keys = (float *)(void *)(w.ends + layer->experts + 1);
     return w;
 }
 
@@ -36,18 +38,33 @@ CLB_STATIC_WALK const float *base_of(const clb_operand *v, const clb_frame *fram
                                           : frame->input;
 }
 
+/* Take from their experts the choices beyond a capacity, in order, of each sample's `choices` by itself. */
+static void drop_overflow(const workspace *w, const clb_layer *layer, uint32_t samples, size_t choices)
+{
+    for (uint32_t s = 0; s < samples; ++s) {
+        memset(w->ends, 0, layer->experts * sizeof *w->ends);
+        for (size_t i = s * choices; i < (s + 1) * choices; ++i) {
+            if (++w->ends[w->experts[i]] > layer->capacity) {
+                w->experts[i] = -1;
+            }
+        }
+    }
+}
+
 /* Counting sort of the choices by expert, stable, so that an expert sees its tokens in order. */
 static void group(const workspace *w, uint32_t experts, size_t choices)
 {
     memset(w->ends, 0, (experts + 1u) * sizeof *w->ends);
     for (size_t i = 0; i < choices; ++i) {
-        ++w->ends[w->experts[i] + 1];
+        w->ends[w->experts[i] + 1] += w->experts[i] >= 0;
     }
     for (uint32_t e = 0; e < experts; ++e) {
         w->ends[e + 1] += w->ends[e];
     }
     for (size_t i = 0; i < choices; ++i) {
-        w->order[w->ends[w->experts[i]]++] = (uint32_t)i;
+        if (w->experts[i] >= 0) {
+            w->order[w->ends[w->experts[i]]++] = (uint32_t)i;
+        }
     }
 }
 
@@ -60,15 +77,20 @@ CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *
     const float *x = base_of(&op->a, frame), *logits = base_of(&op->b, frame), *y = base_of(&op->out, frame);
     const workspace w = workspace_at(frame->arena + op->work.offset, layer, choices);
 
+    const clb_gate gate = {(const float *)(const void *)clb_tensor_at(frame, op->w1),
+                           (const float *)(const void *)clb_tensor_at(frame, op->w2), w.keys};
     for (size_t t = 0; t < tokens; ++t) {
-        route(layer, clb_row_of(&op->b, logits, rows, t), w.experts + t * k, w.weights + t * k);
+        route(layer, &gate, clb_row_of(&op->b, logits, rows, t), w.experts + t * k, w.weights + t * k);
+    }
+    if (layer->capacity != 0) {
+        drop_overflow(&w, layer, samples, (size_t)rows * k);
     }
     if (ctx->on_route != NULL) {
         ctx->on_route(ctx->user, (int)op->w0, w.experts, (int)tokens, (int)k);
     }
     group(&w, layer->experts, choices);
 
-    clb_routed routed = {.op = op, .x = x, .y = k == 1 ? (float *)(uintptr_t)y : w.slots, .k = k, .d_out = layer->d_out};
+    clb_routed routed = {.op = op, .x = x, .y = k == 1 ? (float *)(uintptr_t)y : w.slots, .weights = w.weights, .k = k, .d_out = layer->d_out};
     clb_frame inside = {.model = frame->model, .tensors = frame->tensors, .arena = frame->arena, .routed = &routed, .ctx = ctx};
     uint32_t next = 0;
     for (uint32_t e = 0; e < layer->experts; ++e) {
@@ -82,10 +104,16 @@ CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *
 
     for (size_t t = 0; t < tokens; ++t) {
         float *total = clb_row_of(&op->out, y, rows, t);
-        for (uint32_t slot = 0; slot < k; ++slot) {
-            const float weight = w.weights[t * k + slot];
-            const float *value = k == 1 ? total : w.slots + (t * k + slot) * layer->d_out;
-            CLB_KERNELS(ctx)->mix(weight, value, total, layer->d_out, slot == 0);
+        int first = 1;
+        for (size_t i = t * k; i < (t + 1) * k; ++i) {
+            if (w.experts[i] >= 0) {
+                const float weight = layer->apply == CLB_APPLY_OUTPUT ? w.weights[i] : 1.0f;
+                CLB_KERNELS(ctx)->mix(weight, k == 1 ? total : w.slots + i * layer->d_out, total, layer->d_out, first);
+                first = 0;
+            }
+        }
+        if (first) { /* no expert took it */
+            memset(total, 0, layer->d_out * sizeof *total);
         }
     }
 }

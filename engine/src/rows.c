@@ -19,6 +19,7 @@ CLB_STATIC_WALK const float *locate(const clb_operand *v, const clb_frame *f, co
     case CLB_SPACE_INPUT: base = f->input; break;
     case CLB_SPACE_OUTPUT: base = f->output; break;
     case CLB_SPACE_CONST: base = constant; break;
+    case CLB_SPACE_TOKEN_WEIGHT: return f->routed->weights + f->routed->order[sample];
     case CLB_SPACE_TOKEN_IN:
     case CLB_SPACE_TOKEN_OUT: base = token_at(f->routed, v->space == CLB_SPACE_TOKEN_OUT, sample); break;
     default: return NULL;

@@ -31,7 +31,7 @@ static void compare_routes(void *user, int layer, const int32_t *experts, int to
     expected_routes *expected = user;
     (void)layer;
     for (int i = 0; i < tokens * k; ++i) {
-        if (expected->left == 0 || experts[i] != *expected->next) {
+        if (expected->left == 0 || (uint16_t)experts[i] != *expected->next) {
             expected->equal = 0;
             return;
         }

@@ -162,6 +162,13 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
         separate = 1;
         break;
     case CLB_SPACE_CONST: space = constant && constant->layout == CLB_LAYOUT_FLAT && !written ? constant->bytes : 0; break;
+    case CLB_SPACE_TOKEN_WEIGHT:
+        if (!s->expert || s->model->layers[s->expert->layer].apply != CLB_APPLY_INPUT || written || v->sample_stride != 0) {
+            return 0;
+        }
+        space = sizeof(float);
+        span = rows;
+        break;
     case CLB_SPACE_TOKEN_IN:
     case CLB_SPACE_TOKEN_OUT:
         if (!s->expert || v->sample_stride != 0 || (written && v->space == CLB_SPACE_TOKEN_IN)) {
@@ -335,7 +342,8 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number,
 {
     const clb_model *m = whole->model;
     const uint64_t context = m->header->context_bytes;
-    if (op->w0 != layer_number || op->before != 0 || op->rows < 1 || op->rows > CLB_LIMIT || op->a.space == CLB_SPACE_CONST ||
+    const clb_tensor *bias, *scale;
+    if (op->w0 != layer_number || !tensor_of(whole, op->w1, &bias) || !tensor_of(whole, op->w2, &scale) || op->before != 0 || op->rows < 1 || op->rows > CLB_LIMIT || op->a.space == CLB_SPACE_CONST ||
         op->b.space == CLB_SPACE_CONST || op->work.space != CLB_SPACE_ARENA || op->work.offset % CLB_ALIGN_BUFFER != 0 ||
         op->work.offset < CLB_HEAD_BYTES || op->work.offset > context) {
         return 0;
@@ -346,8 +354,9 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number,
         return 0;
     }
     const uint64_t choices = tokens * l->k, slots = l->k > 1 ? choices * l->d_out : 0;
-    const uint64_t words = slots + 3 * choices + l->experts + 1;
-    if (words > (context - op->work.offset) / sizeof(float)) {
+    const uint64_t words = slots + 3 * choices + l->experts + 1 + clb_key_words(l, bias != NULL);
+    if (!is_vector(bias, l->experts) || !is_vector(scale, l->experts) ||
+        (l->score == CLB_SCORE_SPARSE_MIXER && bias != NULL) || words > (context - op->work.offset) / sizeof(float)) {
         return 0;
     }
     scope s = *whole;
@@ -378,11 +387,18 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number,
 static int layer_fits(const clb_header *h, const clb_layer *l, uint32_t first_expert)
 {
     const int logit = l->score == CLB_SCORE_LOGIT, softmax = l->normalize == CLB_NORMALIZE_SOFTMAX;
+    const int mixer = l->score == CLB_SCORE_SPARSE_MIXER;
+    if (l->groups < 1 || l->experts % l->groups != 0 || l->kept_groups < 1 || l->kept_groups > l->groups ||
+        l->k > (uint64_t)l->kept_groups * (l->experts / l->groups) || l->group_rule >= CLB_GROUP_RULE_COUNT ||
+        l->capacity > CLB_LIMIT || l->apply >= CLB_APPLY_COUNT || !(l->epsilon >= 0.0f) || l->epsilon - l->epsilon != 0.0f ||
+        (mixer && (l->normalize != CLB_NORMALIZE_NONE || l->groups > 1 || l->k > 8))) {
+        return 0;
+    }
     return l->experts >= 1 && l->first_expert == first_expert && l->experts <= h->experts - first_expert && l->k >= 1 &&
            l->k <= l->experts && l->score < CLB_SCORE_COUNT && l->normalize < CLB_NORMALIZE_COUNT &&
            (logit ? softmax || l->normalize == CLB_NORMALIZE_ONE : !softmax) && l->scale - l->scale == 0.0f &&
            l->d_in >= 1 && l->d_in <= CLB_LIMIT && l->d_out >= 1 && l->d_out <= CLB_LIMIT && l->tile >= 1 &&
-           l->tile <= CLB_EXPERT_TILE && l->experts <= CLB_MAX_EXPERTS && zero(l->reserved, 7);
+           l->tile <= CLB_EXPERT_TILE && l->experts <= CLB_MAX_EXPERTS && l->reserved == 0;
 }
 
 static int expert_fits(const clb_header *h, const clb_expert *e, uint32_t layer)

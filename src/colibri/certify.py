@@ -50,7 +50,8 @@ def certify(graph: Graph, rows: Sequence[Array], golden_rows: int = GOLDEN_ROWS)
     frequencies: list[float] = []
     for node, routes in zip(graph.moe_nodes(), trace.routes, strict=True):
         experts = node.attrs["router"].experts
-        frequencies += (np.bincount(routes.reshape(-1), minlength=experts) * (routes.shape[-1] / routes.size)).tolist()
+        taken = np.bincount(routes[routes >= 0], minlength=experts)
+        frequencies += (taken * (routes.shape[-1] / routes.size)).tolist()
     golden = [
         Golden(flat_in[n], choices[n].astype(np.uint16), zlib.crc32(flat_out[n].tobytes()))
         for n in _varied(trace.routes, count, min(golden_rows, count))

@@ -30,17 +30,27 @@ UNARY = (
 )  # fmt: skip
 BINARY = ("add", "sub", "mul", "div", "maximum", "minimum")
 REDUCE = ("sum", "mean", "max")
-SCORES = ("softmax", "sigmoid", "logit")
-NORMALIZE = ("none", "sum", "softmax", "one")
+SCORES = ("softmax", "sigmoid", "logit", "sqrt_softplus", "sparse_mixer")
+NORMALIZE = ("none", "sum", "softmax", "one", "clamped")
+GROUP_RULES = ("max", "top2")
+APPLY = ("output", "input")
 
 
 @dataclass(frozen=True)
 class Router:
     """How one token's logits become k chosen experts and their weights.
 
-    p = score(logits) over all experts; the k largest are chosen, the lowest index winning ties; w = p at the chosen:
-    `none` as it is, `sum` divided by its sum over the chosen, `softmax` of the chosen logits (score `logit` only),
-    `one` replaced by 1. Finally w is multiplied by `scale`.
+    p = score(logits) over all experts; the k with the largest p + `bias` are chosen, the lowest index winning ties. Of
+    `groups` neighbouring groups of equal size only the `kept_groups` best take part, ranked by their largest p + bias
+    or by the sum of their two largest. w = p at the chosen: `none` as it is, `sum` divided by (its sum over the chosen
+    + `epsilon`), `clamped` by the larger of that sum and `epsilon`, `softmax` of the chosen logits (score `logit`
+    only), `one` replaced by 1. Then w is multiplied by `scale` and by the expert's own entry of `expert_scale`.
+
+    Score `sparse_mixer` (Phi-3.5-MoE): one expert after the other, the largest logit m of those left; w is its softmax
+    among those left whose (m - l) / max(|l|, m) is at most 2 · `epsilon`.
+
+    `capacity` (Switch): tokens of one sample an expert takes, in order; what is beyond has no expert in that place, and
+    counts as expert -1. 0: no limit. `apply`: whether w multiplies the expert's output or its input (Llama 4).
     """
 
     experts: int
@@ -48,16 +58,54 @@ class Router:
     score: str = "softmax"
     normalize: str = "none"
     scale: float = 1.0
+    bias: tuple[float, ...] = ()
+    groups: int = 1
+    kept_groups: int = 1
+    group_rule: str = "max"
+    epsilon: float = 0.0
+    expert_scale: tuple[float, ...] = ()
+    capacity: int = 0
+    apply: str = "output"
+
+    @property
+    def keyed(self) -> bool:
+        """Whether what is compared are p + bias, and not the logits, whose order is the same."""
+        return bool(self.bias) or self.groups > 1
 
     def __post_init__(self) -> None:
+        for name in ("bias", "expert_scale"):
+            object.__setattr__(self, name, tuple(float(np.float32(v)) for v in getattr(self, name)))
+        size = self.experts // max(1, self.groups)
+        mixer, logit = self.score == "sparse_mixer", self.score == "logit"
+        kept = self.kept_groups * size
         problems = [
-            (self.experts > 1 << 16, f"{self.experts} experts; a layer has at most 65536"),
+            (self.experts > 65535, f"{self.experts} experts; a layer has at most 65535"),
             (not 1 <= self.k <= self.experts, f"k = {self.k} must be between 1 and the {self.experts} experts"),
             (self.score not in SCORES, f"score {self.score!r} is not one of {', '.join(SCORES)}"),
             (self.normalize not in NORMALIZE, f"normalize {self.normalize!r} is not one of {', '.join(NORMALIZE)}"),
-            ((self.normalize == "softmax") and self.score != "logit", "normalize 'softmax' needs score 'logit'"),
-            ((self.score == "logit") and self.normalize in ("none", "sum"), "score 'logit' needs 'softmax' or 'one'"),
+            (self.normalize == "softmax" and not logit, "normalize 'softmax' needs score 'logit'"),
+            (logit and self.normalize not in ("softmax", "one"), "score 'logit' needs 'softmax' or 'one'"),
             (not np.isfinite(np.float32(self.scale)), f"scale {self.scale} is not finite"),
+            (len(self.bias) not in (0, self.experts), f"{len(self.bias)} biases for {self.experts} experts"),
+            (bool(np.isnan(self.bias).any()), "a selection bias is NaN"),
+            (
+                len(self.expert_scale) not in (0, self.experts),
+                f"{len(self.expert_scale)} scales of {self.experts} experts",
+            ),
+            (not np.isfinite(self.expert_scale).all(), "an expert's scale is not finite"),
+            (self.groups < 1 or self.experts % self.groups != 0, f"{self.experts} experts in {self.groups} groups"),
+            (not 1 <= self.kept_groups <= self.groups, f"{self.kept_groups} of {self.groups} groups"),
+            (self.k > kept, f"k = {self.k}, but {self.kept_groups} groups have {kept} experts"),
+            (self.group_rule not in GROUP_RULES, f"group rule {self.group_rule!r} is not {' or '.join(GROUP_RULES)}"),
+            (self.groups > 1 and self.group_rule == "top2" and size < 2, "groups of one expert have no two largest"),
+            (
+                not (np.isfinite(self.epsilon) and self.epsilon >= 0),
+                f"epsilon {self.epsilon} is not finite or negative",
+            ),
+            (not 0 <= self.capacity <= 1 << 30, f"capacity {self.capacity} is not a number of tokens"),
+            (self.apply not in APPLY, f"apply {self.apply!r} is not {' or '.join(APPLY)}"),
+            (mixer and (self.keyed or self.normalize != "none"), "'sparse_mixer' knows no bias, groups, normalisation"),
+            (mixer and self.k > 8, f"'sparse_mixer' chooses at most 8 experts, not {self.k}"),
         ]
         for bad, message in problems:
             if bad:

@@ -34,7 +34,7 @@ def lower(graph: Graph, max_batch: int = 1) -> Program:
     main = _Lowering(program, graph, max_batch, "shared")
     main.run(_packed("input", program.input_floats, program.inputs),
              _packed("output", program.output_floats, program.outputs))  # fmt: skip
-    program.ops, program.shared = main.ops, main.tensors.pack(graph.constants)
+    program.ops, program.shared = main.ops, main.tensors.pack(graph.constants | main.routers)
     program.tensors = main.tensors.items + program.tensors
     program.macs += main.macs
     program.weight_bytes += len(program.shared)
@@ -92,6 +92,7 @@ class _Lowering:
         self.ops: list[Op] = []
         self.views: dict[str, View] = {}
         self.targets: dict[str, View] = {}
+        self.routers: dict[str, Weight] = {}  # what routers have besides logits, by tensor name
         self.quantized: dict[str, tuple[Operand, int]] = {}  # values as int8 rows: made once, read by every matrix
         self.macs = 0
 
@@ -338,7 +339,7 @@ class _Lowering:
     def _moe(self, node: Node) -> None:
         router: Router = node.attrs["router"]
         experts: list[Graph] = node.attrs["experts"]
-        integer = all(_reads_input_as_int8(expert) for expert in experts)
+        integer = router.apply == "output" and all(_reads_input_as_int8(expert) for expert in experts)
         x, tokens = self.int8_rows(node.inputs[0]) if integer else self.rows(node.inputs[0])
         logits, _ = self.rows(node.inputs[1])
         out, _, after = self.define_rows(node)
@@ -346,16 +347,25 @@ class _Lowering:
         d_in = record_floats(d_in) if integer else d_in
         choices = self.samples * tokens * router.k
         slots = choices * d_out if router.k > 1 else 0  # a single choice goes straight to the output
-        work = Buffer(f"{node.output}.work", align(slots + 3 * choices + router.experts + 1, ALIGN_BUFFER // 4))
+        words = slots + 3 * choices + router.experts + 1 + (3 * router.experts if router.keyed else 0)
+        work = Buffer(f"{node.output}.work", align(words, ALIGN_BUFFER // 4))
         layer = Layer(router, tokens, d_in, d_out, len(self.program.experts), min(EXPERT_TILE, self.samples * tokens))
         number = len(self.program.layers)
         self.ops.append(
             Op("moe", out, x, logits, Operand(Place("arena", 0, work)), rows=tokens, dims=(d_in, d_out), layer=number,
-               comment=node.output)
+               w1=self.vector(f"{node.output}.bias", router.bias),
+               w2=self.vector(f"{node.output}.expert_scale", router.expert_scale), comment=node.output)
         )  # fmt: skip
         self.program.layers.append(layer)
         self.lower_experts(number, layer, experts, integer)
         self.finish(node, after)
+
+    def vector(self, name: str, values: Sequence[float]) -> Tensor | None:
+        """The tensor of what a router has for each expert."""
+        if not values:
+            return None
+        self.routers[name] = np.array(values, np.float32)
+        return self.tensors.add(name, self.routers[name], "flat")
 
     def lower_experts(self, number: int, layer: Layer, experts: Sequence[Graph], integer: bool) -> None:
         """Lower a layer's experts: one program for neighbours that differ only in their weights' values.
@@ -372,6 +382,11 @@ class _Lowering:
                 token = View(Place("token_in", 0), 0, (layer.d_in,), (1,))
                 if integer:
                     low.quantized[expert.inputs[0]] = _must(as_rows(token))
+                if layer.router.apply == "input":
+                    weight = View(Place("token_weight", 0), 0, token.shape, (0,))
+                    scaled = low.fresh(f"{expert.inputs[0]}.weighted", token.shape)
+                    low.map("map2", "mul", [token, weight], scaled, expert.inputs[0])
+                    token = scaled
                 low.run([token], [View(Place("token_out", 0), 0, (layer.d_out,), (1,))])
                 before, first = signature, len(program.expert_ops)
                 program.expert_ops += low.ops

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from colibri.graph import BINARY, NORMALIZE, REDUCE, SCORES, UNARY
+from colibri.graph import APPLY, BINARY, GROUP_RULES, NORMALIZE, REDUCE, SCORES, UNARY
 from colibri.weights import ACTIVATION_GROUP, CELL_COLS, CELL_ROWS, WEIGHT_GROUP
 
 VERSION = "0.1.0"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAGIC = b"COLIBRI\0"
 
 ALIGN_MODEL = 64  # of the file in memory, and of every tensor in it
@@ -29,10 +29,10 @@ GROUP = 256  # inputs summed in one chain before the chains are added up
 NONE = 0xFFFFFFFF  # "no tensor"
 LIMIT = 1 << 30  # largest dimension or stride; keeps the validator's sums below 2**63
 MAX_BATCH = 1 << 16
-MAX_EXPERTS = 1 << 16  # of one layer: the certificate holds choices as u16
+MAX_EXPERTS = 65535  # of one layer: the certificate holds choices as u16, and 65535 for none
 
 OPCODES = ("linear", "linear_q", "quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce", "moe")
-SPACES = ("none", "arena", "input", "output", "const", "token_in", "token_out")
+SPACES = ("none", "arena", "input", "output", "const", "token_in", "token_out", "token_weight")
 LAYOUTS = ("flat", "rows8_f32", "rows8_f16", "rows8_i8", "rows8_i4", "residual")
 SCOPES = ("shared", "expert")
 
@@ -162,8 +162,8 @@ OP = _record(
     ("operand", "out", 1, "output"),
     ("operand", "work", 1, "for `moe` its workspace: slots, weights, choices, grouping"),
     ("u32", "w0", 1, "tensor: weight, gamma, or a constant operand a; for `moe` the layer"),
-    ("u32", "w1", 1, "tensor: bias, beta, or a constant operand b"),
-    ("u32", "w2", 1, "tensor: the residual E of an int8 or int4 matrix"),
+    ("u32", "w1", 1, "tensor: bias, beta, or a constant operand b; for `moe` the selection bias"),
+    ("u32", "w2", 1, "tensor: the residual E of an int8 or int4 matrix; for `moe` a scale for each expert"),
     ("u32", "dims", 4, "sizes inside a row; linear: inputs, outputs; softmax, norms: size; reduce: outer, n, inner"),
     ("u32", "sa", 4, "strides of a, in floats"),
     ("u32", "sb", 4, "strides of b, in floats"),
@@ -201,7 +201,13 @@ LAYER = _record(
     ("u32", "d_in", 1, "floats of a token"),
     ("u32", "d_out", 1, "floats of an expert's output"),
     ("u32", "tile", 1, "tokens an expert's scratch memory holds"),
-    ("u32", "reserved", 7, "zero"),
+    ("u32", "groups", 1, "groups of equal size that its experts form; 1: none"),
+    ("u32", "kept_groups", 1, "groups that take part in the choice"),
+    ("u32", "group_rule", 1, "a `group_rule` value: what ranks a group"),
+    ("u32", "capacity", 1, "tokens of a sample an expert takes; 0: no limit"),
+    ("u32", "apply", 1, "an `apply` value: what the weight multiplies"),
+    ("f32", "epsilon", 1, "added to the sum of the weights, or its least value, or the sparse mixer's"),
+    ("u32", "reserved", 1, "zero"),
 )  # fmt: skip
 
 EXPERT = _record(
@@ -222,7 +228,7 @@ RECORDS = {r.name: r for r in (HEADER, PORT, OPERAND, OP, TENSOR, LAYER, EXPERT,
 
 ENUMS: dict[str, Sequence[str]] = {
     "op": OPCODES, "space": SPACES, "layout": LAYOUTS, "scope": SCOPES, "unary": UNARY, "binary": BINARY,
-    "reduce": REDUCE, "score": SCORES, "normalize": NORMALIZE,
+    "reduce": REDUCE, "score": SCORES, "normalize": NORMALIZE, "group_rule": GROUP_RULES, "apply": APPLY,
 }  # fmt: skip
 
 LIMITS = {

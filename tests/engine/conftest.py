@@ -135,6 +135,20 @@ def _quantized(graph: Graph, rng: np.random.Generator) -> list[str]:
     return [linear(graph, rng, z, 9, False, "int8 with residual"), linear(graph, rng, z, 5, True, "int4 with residual")]
 
 
+def _modern(graph: Graph, rng: np.random.Generator) -> list[str]:
+    """All that a routing descriptor can say: bias and groups, capacity, weighted inputs, sparse mixer."""
+    x = graph.add_input("x", (4, 8))
+    bias, own = tuple(rng.standard_normal(8)), tuple(rng.random(8))
+    for n, router in enumerate([
+        Router(8, 3, "sigmoid", "sum", 2.5, bias, 4, 2, "top2", 1e-20), Router(8, 2, groups=2, group_rule="max"),
+        Router(6, 2, "sqrt_softplus", "clamped", epsilon=0.5, capacity=2), Router(5, 1, "sigmoid", apply="input"),
+        Router(7, 2, "sparse_mixer", epsilon=0.05), Router(8, 2, "softmax", "sum", expert_scale=own),
+        Router(3, 1, "softmax", capacity=1),
+    ]):  # fmt: skip
+        x = graph.add("binary", x, _moe(graph, rng, x, router, n % 3, 100 + 10 * n), func="add")
+    return [x]
+
+
 def _many_ports(graph: Graph, rng: np.random.Generator) -> list[str]:
     a, b = graph.add_input("a", (4,)), graph.add_input("b", (3, 4))
     both = graph.add(
@@ -146,7 +160,7 @@ def _many_ports(graph: Graph, rng: np.random.Generator) -> list[str]:
 
 
 GRAPHS = {"dense": _dense, "top1": _top1, "top2_shared": _top2_shared, "soft": _soft, "deep": _deep,
-          "many_ports": _many_ports, "quantized": _quantized}  # fmt: skip
+          "many_ports": _many_ports, "quantized": _quantized, "modern": _modern}  # fmt: skip
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from colibri.package import Package
 from colibri.program import Op, Program
 
 _ENUMS = {"code": "op", "space": "space", "layout": "layout", "scope": "scope", "score": "score",
-          "normalize": "normalize", "before": "unary"}  # fmt: skip
+          "normalize": "normalize", "group_rule": "group_rule", "apply": "apply", "before": "unary"}  # fmt: skip
 _NO_TENSOR = ("w0", "w1", "w2")
 _FOLDED = (
     12  # operations; code for each alone is twice as fast as a shared walk, but takes some 0.4 KB more an operation

@@ -167,7 +167,10 @@ def _layer(program: Program, number: int) -> bytes:
             spec.LAYER.dtype,
             {"experts": router.experts, "k": router.k, "score": _value("score", router.score),
              "normalize": _value("normalize", router.normalize), "scale": router.scale,
-             "first_expert": layer.first_expert, "d_in": layer.d_in, "d_out": layer.d_out, "tile": layer.tile},
+             "first_expert": layer.first_expert, "d_in": layer.d_in, "d_out": layer.d_out, "tile": layer.tile,
+             "groups": router.groups, "kept_groups": router.kept_groups,
+             "group_rule": _value("group_rule", router.group_rule), "capacity": router.capacity,
+             "apply": _value("apply", router.apply), "epsilon": router.epsilon},
         ).tobytes()
     )  # fmt: skip
 

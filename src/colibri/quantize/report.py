@@ -179,9 +179,10 @@ def _flips(node: Node, before: Route, after: Route, logits: Array) -> Flips:
     """Compare the choices (…, k) of every token, given the reference's logits (…, experts)."""
     router = node.attrs["router"]
     k, experts = router.k, router.experts
-    old, new = np.zeros((2, before.size // k, experts), bool)
+    old, new = np.zeros((2, before.size // k, experts + 1), bool)  # the last for what has no expert
     np.put_along_axis(old, before.reshape(-1, k), True, 1)
     np.put_along_axis(new, after.reshape(-1, k), True, 1)
+    old, new = old[:, :experts], new[:, :experts]
     flipped = np.flatnonzero((old != new).any(axis=1))
     pairs = Counter(
         (int(a), int(b))

@@ -112,16 +112,22 @@ def _moe(node: Node, args: list[Array], trace: Trace | None) -> Array:
     router, experts = node.attrs["router"], node.attrs["experts"]
     tokens = x.reshape(-1, x.shape[-1])
     chosen, weights = ops.route(logits.reshape(len(tokens), router.experts), router)
+    ops.drop_overflow(chosen, router, len(tokens) // len(x))
     width = experts[0].shapes[experts[0].outputs[0]][0]
     slots = np.zeros((len(tokens), router.k, width), np.float32)
     for e, expert in enumerate(experts):
         token, slot = np.nonzero(chosen == e)
         if len(token):
-            slots[token, slot] = _run(expert, [tokens[token]], None)[expert.outputs[0]]
+            rows = tokens[token]
+            if router.apply == "input":
+                rows = rows * weights[token, slot, None]
+            slots[token, slot] = _run(expert, [rows], None)[expert.outputs[0]]
     if trace is not None:
         trace.routes.append(chosen.reshape(len(x), -1, router.k))
         trace.logits.append(logits.reshape(len(x), -1, router.experts))
-    return ops.combine(slots, weights).reshape(*x.shape[:-1], width)
+    if router.apply == "input":
+        weights = np.ones_like(weights)
+    return ops.combine(slots, weights, chosen).reshape(*x.shape[:-1], width)
 
 
 OPS: dict[str, Callable[[Node, list[Array], Graph], Any]] = {

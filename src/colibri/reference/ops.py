@@ -226,28 +226,86 @@ def unary(x: Array, func: str, alpha: float = 0.0, beta: float = 0.0) -> Array:
 def route(logits: Array, router: Router) -> tuple[np.ndarray[Any, np.dtype[np.int32]], Array]:
     """Chosen experts (rows, k) int32, best first, and their weights (rows, k) float32, from logits (rows, experts).
 
-    The k largest logits are chosen (their order is the scores' order); equal logits go to the lower index, a NaN
-    counts as -inf. The weights are computed from the logits as they are.
+    The k largest keys are chosen, equal ones in the order of their index; a NaN counts as -inf. Without bias and groups
+    the keys are the logits, whose order is the scores' order. The weights are computed from the logits as they are.
     """
-    keys = np.where(np.isnan(logits), F(-np.inf), logits)
-    chosen = np.argsort(-keys, axis=-1, kind="stable")[:, : router.k].astype(np.int32)
-    picked = np.take_along_axis(logits, chosen, -1)
-    if router.normalize == "one":
-        weights = np.ones_like(picked)
+    keys = logits
+    if router.keyed:
+        keys = _scores(logits, router)
+        keys = keys + np.array(router.bias, F) if router.bias else keys
+        keys = _of_best_groups(keys, router)
+    chosen = _largest(keys, router.k)
+    if router.score == "sparse_mixer":
+        weights = _sparse_mix(logits, chosen, F(router.epsilon))
+    elif router.normalize == "one":
+        weights = np.ones(chosen.shape, F)
     elif router.normalize == "softmax":
-        weights = softmax(picked)
-    elif router.score == "softmax":
-        weights = np.take_along_axis(softmax(logits), chosen, -1)
+        weights = softmax(np.take_along_axis(logits, chosen, -1))
     else:
-        weights = elementary.sigmoid(picked)
-    if router.normalize == "sum":
-        weights = weights / lane_sum(weights, -1)[:, None]
-    return chosen, np.asarray(weights * F(router.scale), F)
+        weights = np.take_along_axis(_scores(logits, router), chosen, -1)
+    if router.normalize in ("sum", "clamped"):
+        total, epsilon = lane_sum(weights, -1)[:, None], F(router.epsilon)
+        whole = total + epsilon if router.normalize == "sum" else np.where(total < epsilon, epsilon, total)
+        weights = np.asarray(weights / whole, F)
+    weights = weights * F(router.scale)
+    if router.expert_scale:
+        weights = weights * np.array(router.expert_scale, F)[chosen]
+    return chosen, np.asarray(weights, F)
 
 
-def combine(slots: Array, weights: Array) -> Array:
-    """Σ_j weights[t, j]·slots[t, j], added in slot order, from slots (rows, k, d_out) and weights (rows, k)."""
-    total = weights[:, 0, None] * slots[:, 0]
-    for j in range(1, slots.shape[1]):
-        total = total + weights[:, j, None] * slots[:, j]
+def _largest(keys: Array, k: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Indices of the k largest, best first, the lower of equals first; a NaN counts as -inf."""
+    return np.argsort(-np.where(np.isnan(keys), F(-np.inf), keys), axis=-1, kind="stable")[:, :k].astype(np.int32)
+
+
+def _scores(logits: Array, router: Router) -> Array:
+    if router.score == "softmax":
+        return softmax(logits)
+    if router.score == "sqrt_softplus":
+        return np.sqrt(elementary.softplus(logits))
+    return elementary.sigmoid(logits) if router.score == "sigmoid" else logits
+
+
+def _of_best_groups(keys: Array, router: Router) -> Array:
+    """The keys, those of groups that do not take part replaced by -inf."""
+    if router.groups == 1:
+        return keys
+    parts = np.where(np.isnan(keys), F(-np.inf), keys).reshape(len(keys), router.groups, -1)
+    best = -np.sort(-parts, axis=-1)
+    ranks = best[..., 0] if router.group_rule == "max" else best[..., 0] + best[..., 1]
+    kept = np.zeros(ranks.shape, bool)
+    np.put_along_axis(kept, _largest(ranks, router.kept_groups), True, -1)
+    return np.where(np.repeat(kept, parts.shape[-1], -1), keys, F(-np.inf))
+
+
+def _sparse_mix(logits: Array, chosen: np.ndarray[Any, np.dtype[np.int32]], epsilon: Any) -> Array:
+    weights = np.empty(chosen.shape, F)
+    left = np.ones(logits.shape, bool)
+    for slot in range(chosen.shape[1]):
+        top = np.take_along_axis(logits, chosen[:, slot, None], -1)
+        size = np.abs(logits)
+        far = (top - logits) / np.where(size < top, top, size) > F(2) * epsilon
+        parts = np.where(left & ~far, elementary.exp(logits - top), F(0))
+        weights[:, slot] = elementary.exp(top - top)[:, 0] / lane_sum(parts, -1)
+        np.put_along_axis(left, chosen[:, slot, None], False, -1)
+    return weights
+
+
+def drop_overflow(chosen: np.ndarray[Any, np.dtype[np.int32]], router: Router, tokens: int) -> None:
+    """Replace by -1 what is beyond the experts' capacity, in `chosen` (samples · tokens, k), each sample by itself."""
+    for sample in chosen.reshape(-1, tokens * router.k) if router.capacity else ():
+        for expert in range(router.experts):
+            sample[np.flatnonzero(sample == expert)[router.capacity :]] = -1
+
+
+def combine(slots: Array, weights: Array, chosen: np.ndarray[Any, np.dtype[np.int32]]) -> Array:
+    """Σ_j weights[t, j]·slots[t, j] over the slots that have an expert, in their order; 0 where none has.
+
+    From slots (rows, k, d_out), weights and chosen experts (rows, k).
+    """
+    total, begun = np.zeros_like(slots[:, 0]), np.zeros((len(slots), 1), bool)
+    for j in range(slots.shape[1]):
+        part, there = weights[:, j, None] * slots[:, j], chosen[:, j, None] >= 0
+        total = np.where(there, np.where(begun, total + part, part), total)
+        begun = begun | there
     return np.asarray(total, F)
