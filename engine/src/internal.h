@@ -187,7 +187,8 @@ CLB_WALK const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number);
 /* What a layer's router has besides the descriptor, a number for each expert. */
 typedef struct {
     const float *bias, *scale; /* NULL: none */
-    float *keys;               /* scratch, 3 numbers for each expert, where the layer has a bias or groups */
+    float *keys;               /* scratch of clb_key_words() */
+    const clb_kernels *kernels;
 } clb_gate;
 
 /* moe.c: route and combine. `route` turns one token's logits into its k experts, best first, and their weights; `program`
@@ -199,7 +200,7 @@ CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *
                           uint32_t samples, const clb_frame *frame);
 CLB_WALK float *clb_row_of(const clb_operand *v, const float *base, uint32_t rows, size_t token);
 
-/* routing.c: layer->experts logits; words of scratch its keys take */
+/* routing.c: layer->experts logits; words of scratch: a score for each expert, with a bias or groups 4 */
 CLB_WALK clb_router clb_route;
 CLB_INTERNAL uint32_t clb_key_words(const clb_layer *layer, int has_bias);
 

@@ -78,7 +78,7 @@ CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *
     const workspace w = workspace_at(frame->arena + op->work.offset, layer, choices);
 
     const clb_gate gate = {(const float *)(const void *)clb_tensor_at(frame, op->w1),
-                           (const float *)(const void *)clb_tensor_at(frame, op->w2), w.keys};
+                           (const float *)(const void *)clb_tensor_at(frame, op->w2), w.keys, CLB_KERNELS(ctx)};
     for (size_t t = 0; t < tokens; ++t) {
         route(layer, &gate, clb_row_of(&op->b, logits, rows, t), w.experts + t * k, w.weights + t * k);
     }

@@ -12,7 +12,13 @@ CLB_INTERNAL float clb_lane_tree(const float p[CLB_LANES])
 CLB_INTERNAL float clb_lane_sum(const float *x, size_t stride, size_t n)
 {
     float lanes[CLB_LANES] = {0};
-    for (size_t i = 0; i < n; ++i) {
+    size_t i = 0;
+    for (; stride == 1 && i + CLB_LANES <= n; i += CLB_LANES) { /* as one vector */
+        for (size_t lane = 0; lane < CLB_LANES; ++lane) {
+            lanes[lane] += x[i + lane];
+        }
+    }
+    for (; i < n; ++i) {
         lanes[i % CLB_LANES] += x[i * stride];
     }
     return clb_lane_tree(lanes);

@@ -1,11 +1,6 @@
 /* From a token's logits to its k experts and their weights. Without bias and groups the choice looks at the logits, else at
- * the scores; one function a score, reached through a table, computes them. */
+ * the scores. */
 #include "internal.h"
-
-#include <math.h> /* sqrtf only */
-
-/* Of `k` experts, or of the first k where `chosen` is NULL. */
-typedef void clb_score(const float *logits, uint32_t n, const int32_t *chosen, uint32_t k, float *weights);
 
 /* A NaN is never preferred to a number. */
 static float key(float x)
@@ -13,9 +8,11 @@ static float key(float x)
     return x == x ? x : -clb_inf();
 }
 
-static float logit_at(const float *logits, const int32_t *of, uint32_t i)
+static void pick(const float *logits, const int32_t *of, uint32_t n, float *picked)
 {
-    return logits[of == NULL ? (int32_t)i : of[i]];
+    for (uint32_t i = 0; i < n; ++i) {
+        picked[i] = logits[of == NULL ? (int32_t)i : of[i]];
+    }
 }
 
 /* The k largest, best first; an earlier expert stays ahead of a later equal one. */
@@ -36,64 +33,34 @@ static void choose(const float *keys, uint32_t n, uint32_t k, int32_t *chosen)
     }
 }
 
-/* softmax over `n` logits, of all or of those in `of`; at the chosen k. */
-static void softmax_at(const float *logits, const int32_t *of, uint32_t n, const int32_t *chosen, uint32_t k,
-                       float *weights)
+/* The scores of n experts, of all or of those in `of`, each but for the divisor that is returned. */
+CLB_STATIC_WALK float scores_of(uint32_t score, const clb_kernels *kernels, const float *logits, const int32_t *of,
+                                uint32_t n, float *scores)
 {
-    float best = -clb_inf(), lanes[CLB_LANES] = {0};
-    for (uint32_t i = 0; i < n; ++i) {
-        const float logit = logit_at(logits, of, i);
-        best = logit > best ? logit : best;
+    pick(logits, of, n, scores);
+    if (score == CLB_SCORE_SOFTMAX) {
+        float best = -clb_inf();
+        for (uint32_t i = 0; i < n; ++i) {
+            best = scores[i] > best ? scores[i] : best;
+        }
+        for (uint32_t i = 0; i < n; ++i) {
+            scores[i] -= best;
+        }
+        kernels->unary(CLB_UNARY_EXP, 0.0f, 0.0f, scores, scores, n);
+        return clb_lane_sum(scores, 1, n);
     }
-    for (uint32_t i = 0; i < n; ++i) {
-        lanes[i % CLB_LANES] += clb_exp(logit_at(logits, of, i) - best);
+    if (score == CLB_SCORE_SIGMOID) {
+        kernels->unary(CLB_UNARY_SIGMOID, 0.0f, 0.0f, scores, scores, n);
+    } else if (score == CLB_SCORE_SQRT_SOFTPLUS) {
+        kernels->unary(CLB_UNARY_SOFTPLUS, 0.0f, 0.0f, scores, scores, n);
+        kernels->unary(CLB_UNARY_SQRT, 0.0f, 0.0f, scores, scores, n);
     }
-    const float sum = clb_lane_tree(lanes);
-    for (uint32_t j = 0; j < k; ++j) {
-        weights[j] = clb_exp(logit_at(logits, chosen, j) - best) / sum;
-    }
+    return 1.0f; /* of CLB_SCORE_LOGIT nothing more */
 }
-
-static void score_softmax(const float *logits, uint32_t n, const int32_t *chosen, uint32_t k, float *weights)
-{
-    softmax_at(logits, NULL, n, chosen, k, weights);
-}
-
-static void score_sigmoid(const float *logits, uint32_t n, const int32_t *chosen, uint32_t k, float *weights)
-{
-    (void)n;
-    for (uint32_t j = 0; j < k; ++j) {
-        weights[j] = clb_sigmoid(logit_at(logits, chosen, j));
-    }
-}
-
-static void score_sqrt_softplus(const float *logits, uint32_t n, const int32_t *chosen, uint32_t k, float *weights)
-{
-    (void)n;
-    for (uint32_t j = 0; j < k; ++j) {
-        weights[j] = sqrtf(clb_softplus(logit_at(logits, chosen, j)));
-    }
-}
-
-/* As a key the logit itself; as a weight the softmax of the chosen, for that is what `softmax` after top-k asks for. */
-static void score_logit(const float *logits, uint32_t n, const int32_t *chosen, uint32_t k, float *weights)
-{
-    (void)n;
-    if (chosen == NULL) {
-        memcpy(weights, logits, k * sizeof *weights);
-    } else {
-        softmax_at(logits, chosen, k, chosen, k, weights);
-    }
-}
-
-static clb_score *const score_table[CLB_SCORE_COUNT] = {
-    [CLB_SCORE_SOFTMAX] = score_softmax, [CLB_SCORE_SIGMOID] = score_sigmoid, [CLB_SCORE_LOGIT] = score_logit,
-    [CLB_SCORE_SQRT_SOFTPLUS] = score_sqrt_softplus,
-};
 
 CLB_INTERNAL uint32_t clb_key_words(const clb_layer *layer, int has_bias)
 {
-    return has_bias || layer->groups > 1 ? 3 * layer->experts : 0;
+    return (has_bias || layer->groups > 1 ? 4 : 1) * layer->experts;
 }
 
 /* Give the experts of groups that do not take part the key -inf. */
@@ -141,29 +108,36 @@ static void sparse_mix(const clb_layer *layer, const float *logits, const int32_
 
 CLB_WALK void clb_route(const clb_layer *layer, const clb_gate *gate, const float *logits, int32_t *experts, float *weights)
 {
-    const uint32_t k = layer->k;
-    if (clb_key_words(layer, gate->bias != NULL) == 0) {
-        choose(logits, layer->experts, k, experts);
-    } else {
-        score_table[layer->score](logits, layer->experts, NULL, layer->experts, gate->keys);
-        for (uint32_t e = 0; gate->bias != NULL && e < layer->experts; ++e) {
-            gate->keys[e] += gate->bias[e];
+    const uint32_t n = layer->experts, k = layer->k;
+    float *scores = gate->keys, *keys = scores + n, divisor = 1.0f, sum = 1.0f;
+    if (gate->bias != NULL || layer->groups > 1) {
+        divisor = scores_of(layer->score, gate->kernels, logits, NULL, n, scores);
+        for (uint32_t e = 0; e < n; ++e) {
+            keys[e] = scores[e] / divisor;
+            keys[e] = gate->bias != NULL ? keys[e] + gate->bias[e] : keys[e];
         }
         if (layer->groups > 1) {
-            keep_groups(layer, gate->keys);
+            keep_groups(layer, keys);
         }
-        choose(gate->keys, layer->experts, k, experts);
-    }
-    if (layer->score == CLB_SCORE_SPARSE_MIXER) {
-        sparse_mix(layer, logits, experts, weights);
-    } else if (layer->normalize == CLB_NORMALIZE_ONE) {
-        for (uint32_t j = 0; j < k; ++j) {
-            weights[j] = 1.0f;
-        }
+        choose(keys, n, k, experts);
+        pick(scores, experts, k, weights);
     } else {
-        score_table[layer->score](logits, layer->experts, experts, k, weights);
+        choose(logits, n, k, experts);
+        if (layer->score == CLB_SCORE_SPARSE_MIXER) {
+            sparse_mix(layer, logits, experts, weights);
+        } else if (layer->score == CLB_SCORE_SOFTMAX) { /* which is over all */
+            divisor = scores_of(CLB_SCORE_SOFTMAX, gate->kernels, logits, NULL, n, scores);
+            pick(scores, experts, k, weights);
+        } else if (layer->normalize != CLB_NORMALIZE_SOFTMAX) {
+            divisor = scores_of(layer->score, gate->kernels, logits, experts, k, weights);
+        }
     }
-    float sum = 1.0f;
+    if (layer->normalize == CLB_NORMALIZE_SOFTMAX) {
+        divisor = scores_of(CLB_SCORE_SOFTMAX, gate->kernels, logits, experts, k, weights);
+    }
+    for (uint32_t j = 0; j < k; ++j) {
+        weights[j] = layer->normalize == CLB_NORMALIZE_ONE ? 1.0f : weights[j] / divisor;
+    }
     if (layer->normalize == CLB_NORMALIZE_SUM) {
         sum = clb_lane_sum(weights, 1, k) + layer->epsilon;
     } else if (layer->normalize == CLB_NORMALIZE_CLAMPED) {

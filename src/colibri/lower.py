@@ -347,7 +347,7 @@ class _Lowering:
         d_in = record_floats(d_in) if integer else d_in
         choices = self.samples * tokens * router.k
         slots = choices * d_out if router.k > 1 else 0  # a single choice goes straight to the output
-        words = slots + 3 * choices + router.experts + 1 + (3 * router.experts if router.keyed else 0)
+        words = slots + 3 * choices + router.experts + 1 + (4 if router.keyed else 1) * router.experts
         work = Buffer(f"{node.output}.work", align(words, ALIGN_BUFFER // 4))
         layer = Layer(router, tokens, d_in, d_out, len(self.program.experts), min(EXPERT_TILE, self.samples * tokens))
         number = len(self.program.layers)

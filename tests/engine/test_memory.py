@@ -101,7 +101,7 @@ def test_on_route_is_called_once_a_layer_with_the_choices(
 
 def test_the_models_here_route() -> None:
     # So that the routes compared above are not empty ones.
-    assert [len(list(example(name).graph.moe_nodes())) for name in GRAPHS] == [0, 1, 1, 1, 3, 1, 2]
+    assert [len(list(example(name).graph.moe_nodes())) for name in GRAPHS] == [0, 1, 1, 1, 3, 1, 2, 7]
 
 
 @pytest.mark.parametrize("name", ["top2_shared", "deep", "quantized"])

@@ -122,7 +122,8 @@ def test_worst_case_stack_is_bounded(calls: size.CallGraph, gcc_build: Build) ->
 def test_worst_case_stack_follows_the_calls_through_tables(calls: size.CallGraph) -> None:
     assert {"clb_map2", "clb_reduce"} <= calls.calls["run_rows"]
     assert {"panel", "unary"} <= calls.calls.get("run_chunk", set()) | calls.calls["clb_run_linear"]
-    assert {"score_softmax", "score_sigmoid", "score_logit"} <= calls.calls["clb_route"]
+    assert {"scores_of", "choose"} <= calls.calls["clb_route"]
+    assert "unary" in calls.calls["scores_of"]
     own = sum(calls.frames[name] for name in ("colibri_forward", "clb_run_moe"))
     assert calls.worst("colibri_forward")[0] > own
 

@@ -18,6 +18,7 @@ from colibri.program import Op, Program
 
 _ENUMS = {"code": "op", "space": "space", "layout": "layout", "scope": "scope", "score": "score",
           "normalize": "normalize", "group_rule": "group_rule", "apply": "apply", "before": "unary"}  # fmt: skip
+_SCORE_FUNCTIONS = [("exp",), ("sigmoid",), (), ("softplus", "sqrt"), ()]  # by `score` value: what routing.c calls
 _NO_TENSOR = ("w0", "w1", "w2")
 _FOLDED = (
     12  # operations; code for each alone is twice as fast as a shared walk, but takes some 0.4 KB more an operation
@@ -55,7 +56,9 @@ def text(program: Program, package: Package, experts: Sequence[str]) -> str:
 def _used(package: Package) -> Iterable[tuple[str, set[int]]]:
     """What the operations need: numbers of elementwise functions, and layouts of matrices for float and int8 rows."""
     code = {name: n for n, name in enumerate(spec.OPCODES)}
-    unary: set[int] = set()
+    unary = {spec.ENUMS["unary"].index(f) for layer in package.layers for f in _SCORE_FUNCTIONS[layer["score"]]}
+    if any(layer["normalize"] == spec.ENUMS["normalize"].index("softmax") for layer in package.layers):
+        unary.add(spec.ENUMS["unary"].index("exp"))
     found: dict[str, set[int]] = {"BINARY": set(), "PRODUCTS": set(), "PRODUCTS_Q": set()}
     for op in package.ops:
         if op["code"] in (code["linear"], code["linear_q"]):
