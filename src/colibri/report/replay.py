@@ -1,7 +1,7 @@
 """Replays a sequence of requests for experts through a memory of some bytes: what each policy would have to read.
 
-A row is what one forward asks for. Every function gives the bytes read for each row: those of the requested experts that
-were not in the memory. An expert larger than the memory passes through it and displaces nothing.
+A row is what one forward asks for. Every function gives the bytes read for each row: those of the requested experts
+that were not in the memory. An expert larger than the memory passes through it and displaces nothing.
 """
 
 from __future__ import annotations

@@ -1,0 +1,128 @@
+"""The reports on routing as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.table import Table
+
+from colibri.package import Package
+from colibri.report.advise import LEVEL, Advice, Estimate, Plan
+from colibri.report.routes import LayerFlips, RouteBudget, Use
+
+_LISTED = 64  # experts; of larger models only the layers are shown
+_FLIPS = 3  # most frequent flips of a layer
+_BAR = 24  # characters
+
+
+def _table(title: str, *columns: str, left: int = 1) -> Table:
+    """A table of numbers, its first `left` columns text; told apart from its neighbours by an empty line."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for n, column in enumerate(columns):
+        table.add_column(column, justify="left" if n < left else "right")
+    return table
+
+
+def use_tables(uses: Sequence[Use], package: Package, measured: str) -> Iterator[Table]:
+    """Balance of every layer, and the share of every expert where there are not too many."""
+    table = _table(f"load balance ({measured})", "layer", "experts", "k", "entropy", "effective experts", "variation",
+                   "largest share of choices", "never chosen")  # fmt: skip
+    for u in uses:
+        table.add_row(str(u.layer), str(len(u.experts)), str(u.k), f"{u.entropy:.3f}", f"{u.effective:.2f}",
+                      f"{u.variation:.3f}", f"{u.largest:.1%}", str(u.unused))  # fmt: skip
+    yield table
+    if len(package.experts) > _LISTED:
+        return
+    table = _table("experts", "layer", "expert", "", "share of tokens", "bytes", "MACs a token", left=3)
+    entries = iter(package.experts)
+    for u in uses:
+        top = max(u.shares)
+        for expert, share, entry in zip(u.experts, u.shares, entries, strict=False):
+            bar = "█" * round(_BAR * share / top) if top else ""
+            table.add_row(str(u.layer), str(expert), bar, f"{share:.1%}", f"{entry['bytes']:,}", f"{entry['macs']:,}")
+    yield table
+
+
+def budget_table(budget: RouteBudget, stack: dict[str, int] | None) -> Iterator[Table]:
+    """The costliest and the cheapest route, layer by layer; stack bytes where they are known."""
+    table = _table("one row over all routes", "", "costliest experts", "cheapest", "MACs at most", "at least",
+                   "weight bytes at most", "at least", left=3)  # fmt: skip
+    table.add_row("outside the experts", "", "", *_pair(budget.shared_macs), *_pair(budget.shared_bytes))
+    for c in budget.layers:
+        tokens = f" × {c.tokens} tokens" if c.tokens > 1 else ""
+        table.add_row(f"layer {c.layer}{tokens}", _few(c.costliest), _few(c.cheapest), f"{c.worst_macs:,}",
+                      f"{c.least_macs:,}", f"{c.worst_bytes:,}", f"{c.least_bytes:,}")  # fmt: skip
+    table.add_row("together", "", "", f"{budget.worst_macs:,}", f"{budget.least_macs:,}", f"{budget.worst_bytes:,}",
+                  f"{budget.least_bytes:,}", style="bold")  # fmt: skip
+    table.add_row("in the file's header", "", "", f"{budget.header_macs:,}", "", f"{budget.header_bytes:,}", "")
+    yield table
+    if stack is not None:
+        table = _table("stack bytes over all routes", "function", "at most")
+        for name, used in stack.items():
+            table.add_row(name, f"{used:,}")
+        yield table
+
+
+def _pair(value: int) -> tuple[str, str]:
+    return f"{value:,}", f"{value:,}"
+
+
+def _few(numbers: Sequence[int], most: int = 8) -> str:
+    shown = " ".join(map(str, numbers[:most]))
+    return shown if len(numbers) <= most else f"{shown} … ({len(numbers)})"
+
+
+def flip_table(layers: Sequence[LayerFlips], reference: str) -> Table:
+    """Flipped tokens of every layer, the most frequent flips, and the reference's margins."""
+    table = _table(f"flips against {reference}", "layer", "most frequent", "tokens", "flipped", "share",
+                   "margin of flipped: 5 %", "median", "95 %", "of all: 5 %", "median", "95 %", left=2)  # fmt: skip
+    for n, layer in enumerate(layers):
+        f = layer.flips
+        pairs = ", ".join(f"{a}→{b} {times}×" for a, b, times in f.pairs[:_FLIPS])
+        margins = [*layer.flipped_margins[::2], *layer.margins[::2]]
+        table.add_row(str(n), pairs or "none", f"{f.tokens:,}", f"{f.flipped:,}", f"{f.share:.2%}",
+                      *("" if m is None else f"{m:.3g}" for m in margins))  # fmt: skip
+    return table
+
+
+def advice_tables(advice: Advice) -> Iterator[Table | str]:
+    """Skew and locality of every layer, every policy at every budget, and the verdicts."""
+    rows = f"{advice.rows:,} rows"
+    table = _table(f"use of the experts ({rows})", "layer", "test", "p of even use", "all layers", "", "design effect",
+                   "asked by the row before", "by chance", left=2)  # fmt: skip
+    for n, (s, near) in enumerate(zip(advice.skew, advice.locality, strict=True)):
+        mark = "" if s.method == "no choice" else "skewed" if s.p_all < LEVEL else "chance"
+        table.add_row(str(n), s.method, _p(s.p), _p(s.p_all), mark, f"{s.design_effect:.2f}", f"{near.overlap:.1%}",
+                      f"{near.chance:.1%}")  # fmt: skip
+    yield table
+    table = _table(
+        f"memory for experts, of {advice.expert_bytes:,} bytes, on the second half (a row asks for {advice.asked:,.0f})",
+        "budget", "policy", "bytes read a row", "95 % interval", "hit rate", "95 % interval", left=2,
+    )  # fmt: skip
+    for plan in advice.plans:
+        for n, (name, policy) in enumerate(plan.policies.items()):
+            first = f"{plan.budget:,} ({plan.budget / advice.expert_bytes:.0%})" if n == 0 else ""
+            table.add_row(first, name, f"{policy.bytes.value:,.0f}", _interval(policy.bytes, ",.0f"),
+                          f"{policy.hits.value:.1%}", _interval(policy.hits, ".1%"))  # fmt: skip
+    yield table
+    for plan in advice.plans:
+        yield _verdict(plan)
+
+
+def _verdict(plan: Plan) -> str:
+    head = f"[bold]{plan.budget:,} bytes: {'pin' if plan.pin else 'do not pin'}[/]: {plan.reason}"
+    if not plan.pin:
+        return head
+    layers: dict[int, list[int]] = {}
+    for p in plan.pins:
+        layers.setdefault(p.layer, []).append(p.expert)
+    shown = "; ".join(f"layer {n}: {_few(sorted(experts), 16)}" for n, experts in sorted(layers.items()))
+    return f"{head}\n  {len(plan.pins)} experts, {plan.pinned_bytes:,} bytes: {shown}"
+
+
+def _interval(estimate: Estimate, form: str) -> str:
+    return f"{estimate.low:{form}} … {estimate.high:{form}}"
+
+
+def _p(value: float) -> str:
+    return f"{value:.3f}" if value >= 0.001 else f"{value:.1e}"
