@@ -7,7 +7,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import Enum
@@ -379,7 +379,8 @@ def routes(
         changed = None
         if data is None:
             uses = route_report.calibrated_use(package)
-            measured = f"measured by the export on {package.info.get('calibration', 'unknown')} rows"
+            given = package.info.get("calibration") == "given"
+            measured = f"measured by the export on {'its calibration' if given else 'random'} rows"
         else:
             inputs = _arrays(data, [p.name for p in loaded.inputs])
             uses = route_report.measured_use(package, traces.record(loaded, inputs))
@@ -394,9 +395,10 @@ def routes(
                 report |= {"against": str(against), "flips": [layer.to_dict() for layer in changed]}
             _report(report, True)
             return
-        _print_all([*tables.use_tables(uses, package, measured), *tables.budget_table(cost, stacks)])
+        _print_all(tables.use_tables(uses, package, _plain(measured)))
+        _print_all(tables.budget_table(cost, stacks))
         if changed is not None:
-            _print_all([tables.flip_table(changed, str(against))])
+            _print_all(tables.flip_tables(changed, _plain(str(against))))
 
 
 def _stack_bytes(model: Path, target: str | None) -> dict[str, int]:
@@ -408,9 +410,9 @@ def _stack_bytes(model: Path, target: str | None) -> dict[str, int]:
     return built.stack
 
 
-def _print_all(parts: list[Any]) -> None:
+def _print_all(parts: Iterable[Table | str]) -> None:
     for part in parts:
-        out.print(part, highlight=False, soft_wrap=isinstance(part, str))
+        out.print(part, highlight=False)
         if not isinstance(part, str):
             out.print()
 
@@ -452,7 +454,7 @@ def advise(
         if as_json:
             _report(advice.to_dict(), True)
             return
-        _print_all(list(tables.advice_tables(advice)))
+        _print_all(tables.advice_tables(advice))
 
 
 @app.command("targets")

@@ -89,11 +89,16 @@ class Pin:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a budget gives: every policy, the bytes a row that static saves over LRU, and what to do."""
+    """What a budget gives: every policy on the second half, and what to do.
+
+    `gain` are the bytes a row that static saves over LRU; `gain_exchanged` the same where what to pin is learned on the
+    second half and judged on the first.
+    """
 
     budget: int
     policies: dict[str, Policy]
     gain: Estimate
+    gain_exchanged: Estimate
     pin: bool
     reason: str
     pins: list[Pin]
@@ -135,7 +140,8 @@ def advise(package: Package, trace: Trace, budgets: Sequence[int] = ()) -> Advic
     total = sum(sizes)
     skews = _corrected([skew(r, int(layer["first_expert"]), int(layer["experts"]))
                         for r, layer in zip(routes, package.layers, strict=True)])  # fmt: skip
-    chosen = sorted(set(budgets)) or [int(total * share) // PAGE * PAGE for share in SHARES]
+    shares = {int(total * share) // PAGE * PAGE for share in SHARES}
+    chosen = sorted(set(budgets) or {size for size in shares if size >= min(sizes)} or {total})
     plans = [_plan(package, asked, sizes, budget, half, any(s.p_all < LEVEL for s in skews)) for budget in chosen]
     wanted = sum(sizes[e] for row in asked[half:] for e in row) / (trace.rows - half)
     localities = [locality(r) for r in routes]
@@ -255,39 +261,55 @@ def _plan(package: Package, asked: replay.Requests, sizes: Sequence[int], budget
         "optimum": replay.optimum(asked[half:], sizes, budget),
     }
     wanted = replay.static(asked[half:], sizes, ())
-    sums = _resampled([wanted, *read.values(), [a - b for a, b in zip(read["lru"], read["static"], strict=True)]])
+    sums = _resampled([wanted, *read.values()])
     policies = {
-        name: Policy(_estimate(np.array(read[name]), sums[n + 1]), _hits(wanted, read[name], sums[0], sums[n + 1]))
+        name: Policy(_estimate(read[name], sums[n + 1]), _hits(wanted, read[name], sums[0], sums[n + 1]))
         for n, name in enumerate(POLICIES)
     }
-    gain = _estimate(np.array(read["lru"]) - np.array(read["static"]), sums[-1])
-    pin, reason = _verdict(budget, sizes, policies, gain, skewed)
-    uses = [sum(e in row for row in asked[:half]) / half for e in pinned] if pin else []
-    pins = [
-        Pin(int(e["layer"]), int(e["index"]), n, int(e["offset"]), int(e["bytes"]), share)
-        for n, e, share in zip(pinned, package.experts[pinned], uses, strict=True)
-    ] if pin else []  # fmt: skip
-    return Plan(budget, policies, gain, pin, reason, pins)
+    gain = _gain(read["lru"], read["static"])
+    turned = [*asked[half:], *asked[:half]]
+    rest = len(asked) - half
+    back = _gain(replay.lru(turned, sizes, budget)[rest:],
+                 replay.static(turned[rest:], sizes, replay.most_used(turned[:rest], sizes, budget)))  # fmt: skip
+    blind = sum(sizes[e] for e in pinned) / sum(sizes)
+    pin, reason = _verdict(budget, sizes, policies, gain, back, blind, skewed)
+    pins = []
+    for n in pinned if pin else []:
+        e = package.experts[n]
+        share = sum(n in row for row in asked[:half]) / half
+        pins.append(Pin(int(e["layer"]), int(e["index"]), n, int(e["offset"]), int(e["bytes"]), share))
+    return Plan(budget, policies, gain, back, pin, reason, pins)
 
 
 def _verdict(
-    budget: int, sizes: Sequence[int], policies: dict[str, Policy], gain: Estimate, skewed: bool
-) -> tuple[bool, str]:
+    budget: int, sizes: Sequence[int], policies: dict[str, Policy], gain: Estimate, back: Estimate, blind: float,
+    skewed: bool,
+) -> tuple[bool, str]:  # fmt: skip
+    """`blind` is the hit rate to expect of pinning as many bytes of experts drawn by lot."""
     lru = policies["lru"].bytes.value
     share = gain.value / lru if lru else 0.0
     if budget >= sum(sizes):
-        return False, "the budget holds every expert: there is nothing to choose"
+        return False, "the memory holds every expert: there is nothing to choose"
     if budget < min(sizes):
-        return False, "the budget holds no expert"
+        return False, "the memory holds no expert"
     if not skewed:
-        any_set = f"; any set of this size would save {share:.1%} of LRU's reads" if gain.low > 0 else ""
-        return False, f"the use is even, within chance: no expert earns its lock more than another{any_set}"
+        any_set = f"; pinning any of them would save {share:.1%} of LRU's reads" if gain.low > 0 else ""
+        return False, f"the use is even, within chance, so that no expert earns it more than another{any_set}"
     if gain.low <= 0:
-        word = "reads no less than" if gain.value <= 0 else "saves only within the noise of"
-        return False, f"pinning what the first half used most {word} LRU on the second"
+        word = "reads no less than LRU" if gain.value <= 0 else "saves no more than noise over LRU"
+        return False, f"what the first half used most, pinned, {word} on the second"
+    if policies["static"].hits.low <= blind:
+        return False, "what the first half used most does no better on the second than experts drawn by lot"
+    if back.low <= 0:
+        return False, "pinning pays on the second half, but with the halves exchanged it does not: the use drifts"
     if share < LEAST_GAIN:
         return False, f"pinning saves {share:.1%} of LRU's reads, too little to matter"
     return True, f"pinning saves {share:.1%} of LRU's reads on rows it was not chosen on"
+
+
+def _gain(lru: Sequence[int], static: Sequence[int]) -> Estimate:
+    saved = [a - b for a, b in zip(lru, static, strict=True)]
+    return _estimate(saved, _resampled([saved])[0])
 
 
 def _resampled(rows: Sequence[Sequence[int]]) -> Floats:
@@ -307,9 +329,9 @@ def _resampled(rows: Sequence[Sequence[int]]) -> Floats:
     return np.asarray((running[:, starts + lengths] - running[:, starts]).sum(axis=-1))
 
 
-def _estimate(values: Floats | np.ndarray[Any, Any], sums: Floats) -> Estimate:
+def _estimate(values: Sequence[int], sums: Floats) -> Estimate:
     low, high = np.percentile(sums / len(values), (2.5, 97.5))
-    return Estimate(float(values.mean()), float(low), float(high))
+    return Estimate(sum(values) / len(values), float(low), float(high))
 
 
 def _hits(wanted: Sequence[int], read: Sequence[int], all_wanted: Floats, all_read: Floats) -> Estimate:

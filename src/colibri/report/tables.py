@@ -1,4 +1,4 @@
-"""The reports on routing as tables for a terminal."""
+"""The reports on routing for a terminal: titles and tables, in the order they are printed."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _FLIPS = 3  # most frequent flips of a layer
 _BAR = 24  # characters
 
 
-def _table(title: str, *columns: str, left: int = 1) -> Table:
-    """A table of numbers, its first `left` columns text; told apart from its neighbours by an empty line."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+def _table(*columns: str, left: int = 1) -> Table:
+    """A table of numbers, its first `left` columns text."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for n, column in enumerate(columns):
         table.add_column(column, justify="left" if n < left else "right")
     return table
 
 
-def use_tables(uses: Sequence[Use], package: Package, measured: str) -> Iterator[Table]:
+def use_tables(uses: Sequence[Use], package: Package, measured: str) -> Iterator[Table | str]:
     """Balance of every layer, and the share of every expert where there are not too many."""
-    table = _table(f"load balance ({measured})", "layer", "experts", "k", "entropy", "effective experts", "variation",
-                   "largest share of choices", "never chosen")  # fmt: skip
+    yield f"[bold]use of the experts[/], {measured}"
+    table = _table("layer", "experts", "k", "entropy", "effective experts", "variation", "largest", "never chosen")
     for u in uses:
         table.add_row(str(u.layer), str(len(u.experts)), str(u.k), f"{u.entropy:.3f}", f"{u.effective:.2f}",
                       f"{u.variation:.3f}", f"{u.largest:.1%}", str(u.unused))  # fmt: skip
     yield table
     if len(package.experts) > _LISTED:
         return
-    table = _table("experts", "layer", "expert", "", "share of tokens", "bytes", "MACs a token", left=3)
+    table = _table("layer", "expert", "", "share of tokens", "bytes", "MACs a token", left=3)
     entries = iter(package.experts)
     for u in uses:
         top = max(u.shares)
@@ -43,21 +43,25 @@ def use_tables(uses: Sequence[Use], package: Package, measured: str) -> Iterator
     yield table
 
 
-def budget_table(budget: RouteBudget, stack: dict[str, int] | None) -> Iterator[Table]:
+def budget_table(budget: RouteBudget, stack: dict[str, int] | None) -> Iterator[Table | str]:
     """The costliest and the cheapest route, layer by layer; stack bytes where they are known."""
-    table = _table("one row over all routes", "", "costliest experts", "cheapest", "MACs at most", "at least",
-                   "weight bytes at most", "at least", left=3)  # fmt: skip
+    yield "[bold]one row over all routes[/]"
+    table = _table("", "costliest experts", "cheapest", "MACs at most", "at least", "weight bytes at most", "at least",
+                   left=3)  # fmt: skip
     table.add_row("outside the experts", "", "", *_pair(budget.shared_macs), *_pair(budget.shared_bytes))
     for c in budget.layers:
-        tokens = f" × {c.tokens} tokens" if c.tokens > 1 else ""
-        table.add_row(f"layer {c.layer}{tokens}", _few(c.costliest), _few(c.cheapest), f"{c.worst_macs:,}",
-                      f"{c.least_macs:,}", f"{c.worst_bytes:,}", f"{c.least_bytes:,}")  # fmt: skip
+        tokens = f", {c.tokens} tokens" if c.tokens > 1 else ""
+        alike = c.worst_macs == c.least_macs
+        table.add_row(f"layer {c.layer}{tokens}", "all alike" if alike else _few(c.costliest),
+                      "" if alike else _few(c.cheapest), f"{c.worst_macs:,}", f"{c.least_macs:,}",
+                      f"{c.worst_bytes:,}", f"{c.least_bytes:,}")  # fmt: skip
     table.add_row("together", "", "", f"{budget.worst_macs:,}", f"{budget.least_macs:,}", f"{budget.worst_bytes:,}",
                   f"{budget.least_bytes:,}", style="bold")  # fmt: skip
-    table.add_row("in the file's header", "", "", f"{budget.header_macs:,}", "", f"{budget.header_bytes:,}", "")
+    table.add_row("the file's header says", "", "", f"{budget.header_macs:,}", "", f"{budget.header_bytes:,}", "")
     yield table
     if stack is not None:
-        table = _table("stack bytes over all routes", "function", "at most")
+        yield "[bold]stack, over all routes[/]"
+        table = _table("function", "bytes at most")
         for name, used in stack.items():
             table.add_row(name, f"{used:,}")
         yield table
@@ -72,37 +76,45 @@ def _few(numbers: Sequence[int], most: int = 8) -> str:
     return shown if len(numbers) <= most else f"{shown} … ({len(numbers)})"
 
 
-def flip_table(layers: Sequence[LayerFlips], reference: str) -> Table:
+def flip_tables(layers: Sequence[LayerFlips], reference: str) -> Iterator[Table | str]:
     """Flipped tokens of every layer, the most frequent flips, and the reference's margins."""
-    table = _table(f"flips against {reference}", "layer", "most frequent", "tokens", "flipped", "share",
-                   "margin of flipped: 5 %", "median", "95 %", "of all: 5 %", "median", "95 %", left=2)  # fmt: skip
+    yield f"[bold]flips[/] against {reference}"
+    table = _table("layer", "tokens", "flipped", "share", "margins of the flipped", "of all tokens", "most often")
+    table.columns[-1].justify = "left"
     for n, layer in enumerate(layers):
         f = layer.flips
         pairs = ", ".join(f"{a}→{b} {times}×" for a, b, times in f.pairs[:_FLIPS])
-        margins = [*layer.flipped_margins[::2], *layer.margins[::2]]
-        table.add_row(str(n), pairs or "none", f"{f.tokens:,}", f"{f.flipped:,}", f"{f.share:.2%}",
-                      *("" if m is None else f"{m:.3g}" for m in margins))  # fmt: skip
-    return table
+        table.add_row(str(n), f"{f.tokens:,}", f"{f.flipped:,}", f"{f.share:.2%}", _spread(layer.flipped_margins),
+                      _spread(layer.margins), pairs)  # fmt: skip
+    yield table
+    yield "margins: by how much the last chosen logit was ahead in the reference; 5 %, half and 95 % of them are below"
+
+
+def _spread(quantiles: Sequence[float | None]) -> str:
+    return "  ".join("" if q is None else f"{q:.3g}" for q in quantiles[::2])
+
+
+_NAMES = {"lru": "LRU", "lfu": "LFU", "static": "static", "optimum": "optimum"}
 
 
 def advice_tables(advice: Advice) -> Iterator[Table | str]:
     """Skew and locality of every layer, every policy at every budget, and the verdicts."""
-    rows = f"{advice.rows:,} rows"
-    table = _table(f"use of the experts ({rows})", "layer", "test", "p of even use", "all layers", "", "design effect",
-                   "asked by the row before", "by chance", left=2)  # fmt: skip
+    yield f"[bold]is the use uneven, is it local?[/] {advice.rows:,} rows"
+    table = _table("layer", "test", "", "p if even", "p, all layers", "design effect", "asked a row before",
+                   "by chance", left=3)  # fmt: skip
     for n, (s, near) in enumerate(zip(advice.skew, advice.locality, strict=True)):
-        mark = "" if s.method == "no choice" else "skewed" if s.p_all < LEVEL else "chance"
-        table.add_row(str(n), s.method, _p(s.p), _p(s.p_all), mark, f"{s.design_effect:.2f}", f"{near.overlap:.1%}",
+        mark = "" if s.method == "no choice" else "uneven" if s.p_all < LEVEL else "within chance"
+        table.add_row(str(n), s.method, mark, _p(s.p), _p(s.p_all), f"{s.design_effect:.2f}", f"{near.overlap:.1%}",
                       f"{near.chance:.1%}")  # fmt: skip
     yield table
-    table = _table(
-        f"memory for experts, of {advice.expert_bytes:,} bytes, on the second half (a row asks for {advice.asked:,.0f})",
-        "budget", "policy", "bytes read a row", "95 % interval", "hit rate", "95 % interval", left=2,
-    )  # fmt: skip
+    yield (f"[bold]what would be read?[/] All experts take {advice.expert_bytes:,} bytes, a row asks for "
+           f"{advice.asked:,.0f}; on the second half of the rows:")  # fmt: skip
+    table = _table("memory for experts", "policy", "bytes read a row", "95 % interval", "hit rate", "95 % interval",
+                   left=2)  # fmt: skip
     for plan in advice.plans:
         for n, (name, policy) in enumerate(plan.policies.items()):
-            first = f"{plan.budget:,} ({plan.budget / advice.expert_bytes:.0%})" if n == 0 else ""
-            table.add_row(first, name, f"{policy.bytes.value:,.0f}", _interval(policy.bytes, ",.0f"),
+            first = f"{plan.budget:,} bytes ({plan.budget / advice.expert_bytes:.0%})" if n == 0 else ""
+            table.add_row(first, _NAMES[name], f"{policy.bytes.value:,.0f}", _interval(policy.bytes, ",.0f"),
                           f"{policy.hits.value:.1%}", _interval(policy.hits, ".1%"))  # fmt: skip
     yield table
     for plan in advice.plans:
@@ -110,7 +122,7 @@ def advice_tables(advice: Advice) -> Iterator[Table | str]:
 
 
 def _verdict(plan: Plan) -> str:
-    head = f"[bold]{plan.budget:,} bytes: {'pin' if plan.pin else 'do not pin'}[/]: {plan.reason}"
+    head = f"[bold]{plan.budget:,} bytes: {'pin' if plan.pin else 'do not pin'}.[/] {plan.reason}"
     if not plan.pin:
         return head
     layers: dict[int, list[int]] = {}
