@@ -403,7 +403,7 @@ def routes(
 
 def _stack_bytes(model: Path, target: str | None) -> dict[str, int]:
     directory = model if model.is_dir() else model.parent
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, err.status("compiling the engine"):
         built = toolchain.build(directory, Path(folder), target=target)
     if built.stack is None:
         raise ColibriError("the worst-case stack is not known with this compiler: use a gcc")
@@ -450,7 +450,8 @@ def advise(
     with _errors(as_json, debug):
         package = open_package(model)
         sizes = [size for text in budgets or [] if (size := _bytes(text)) is not None]
-        advice = judge(package, traces.load(recorded), sizes)
+        with err.status("replaying the trace"):
+            advice = judge(package, traces.load(recorded), sizes)
         if as_json:
             _report(advice.to_dict(), True)
             return

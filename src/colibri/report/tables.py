@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.table import Table
 
@@ -12,6 +12,7 @@ from colibri.report.routes import LayerFlips, RouteBudget, Use
 
 _LISTED = 64  # experts; of larger models only the layers are shown
 _FLIPS = 3  # most frequent flips of a layer
+_PINS = 32  # experts to pin; of more only their number
 _BAR = 24  # characters
 
 
@@ -100,41 +101,57 @@ _NAMES = {"lru": "LRU", "lfu": "LFU", "static": "static", "optimum": "optimum"}
 def advice_tables(advice: Advice) -> Iterator[Table | str]:
     """Skew and locality of every layer, every policy at every budget, and the verdicts."""
     yield f"[bold]is the use uneven, is it local?[/] {advice.rows:,} rows"
-    table = _table("layer", "test", "", "p if even", "p, all layers", "design effect", "asked a row before",
-                   "by chance", left=3)  # fmt: skip
+    table = _table("layer", "test", "", "p if even", "p, all layers", "design effect", "overlap", "by chance",
+                   left=3)  # fmt: skip
     for n, (s, near) in enumerate(zip(advice.skew, advice.locality, strict=True)):
         mark = "" if s.method == "no choice" else "uneven" if s.p_all < LEVEL else "within chance"
         table.add_row(str(n), s.method, mark, _p(s.p), _p(s.p_all), f"{s.design_effect:.2f}", f"{near.overlap:.1%}",
                       f"{near.chance:.1%}")  # fmt: skip
     yield table
-    yield (f"[bold]what would be read?[/] All experts take {advice.expert_bytes:,} bytes, a row asks for "
-           f"{advice.asked:,.0f}; on the second half of the rows:")  # fmt: skip
-    table = _table("memory for experts", "policy", "bytes read a row", "95 % interval", "hit rate", "95 % interval",
+    yield (f"[bold]what would be read?[/] All experts take {size_text(advice.expert_bytes)}, a row asks for "
+           f"{size_text(advice.asked)}; on the second half of the rows:")  # fmt: skip
+    table = _table("memory for experts", "policy", "read a row", "95 % interval", "hit rate", "95 % interval",
                    left=2)  # fmt: skip
     for plan in advice.plans:
         for n, (name, policy) in enumerate(plan.policies.items()):
-            first = f"{plan.budget:,} bytes ({plan.budget / advice.expert_bytes:.0%})" if n == 0 else ""
-            table.add_row(first, _NAMES[name], f"{policy.bytes.value:,.0f}", _interval(policy.bytes, ",.0f"),
-                          f"{policy.hits.value:.1%}", _interval(policy.hits, ".1%"))  # fmt: skip
+            first = f"{size_text(plan.budget)} ({plan.budget / advice.expert_bytes:.0%})" if n == 0 else ""
+            table.add_row(first, _NAMES[name], size_text(policy.bytes.value), _interval(policy.bytes, size_text),
+                          _percent(policy.hits.value), _interval(policy.hits, _percent))  # fmt: skip
     yield table
     for plan in advice.plans:
         yield _verdict(plan)
 
 
 def _verdict(plan: Plan) -> str:
-    head = f"[bold]{plan.budget:,} bytes: {'pin' if plan.pin else 'do not pin'}.[/] {plan.reason}"
+    head = f"[bold]{size_text(plan.budget)}: {'pin' if plan.pin else 'do not pin'}[/]: {plan.reason}"
     if not plan.pin:
         return head
     layers: dict[int, list[int]] = {}
     for p in plan.pins:
         layers.setdefault(p.layer, []).append(p.expert)
-    shown = "; ".join(f"layer {n}: {_few(sorted(experts), 16)}" for n, experts in sorted(layers.items()))
-    return f"{head}\n  {len(plan.pins)} experts, {plan.pinned_bytes:,} bytes: {shown}"
+    if len(plan.pins) <= _PINS:
+        shown = "; ".join(f"layer {n}: {_few(sorted(experts), _PINS)}" for n, experts in sorted(layers.items()))
+    else:
+        numbers = [len(experts) for experts in layers.values()]
+        shown = f"{min(numbers)} to {max(numbers)} in each of {len(layers)} layers; --json names them"
+    return f"{head}\n  {len(plan.pins)} experts, {size_text(plan.pinned_bytes)}: {shown}"
 
 
-def _interval(estimate: Estimate, form: str) -> str:
-    return f"{estimate.low:{form}} … {estimate.high:{form}}"
+def size_text(size: float) -> str:
+    """Bytes for people: exact below 100 KB, in KB, MB and GB of 1,024 above."""
+    if size < 100 * 1024:
+        return f"{size:,.0f} bytes"
+    unit = next(n for n in (3, 2, 1) if size >= 1024**n)
+    return f"{size / 1024**unit:,.1f} {' KMG'[unit]}B"
+
+
+def _interval(estimate: Estimate, text: Callable[[float], str]) -> str:
+    return f"{text(estimate.low)} … {text(estimate.high)}"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
 
 
 def _p(value: float) -> str:
-    return f"{value:.3f}" if value >= 0.001 else f"{value:.1e}"
+    return f"{value:.3f}" if value >= 0.001 else f"{value:.1e}" if value >= 1e-99 else "< 1e-99"
