@@ -372,7 +372,7 @@ def routes(
 ) -> None:
     """How often experts are used, what the costliest route takes, and where two exports route differently."""
     with _errors(as_json, debug):
-        loaded = load(model)
+        loaded = load(model, verify=data is not None)
         package = loaded.package
         if against is not None and data is None:
             raise ColibriError("--against compares two exports on rows: pass --input too")
@@ -396,7 +396,7 @@ def routes(
             _report(report, True)
             return
         _print_all(tables.use_tables(uses, package, _plain(measured)))
-        _print_all(tables.budget_table(cost, stacks))
+        _print_all(tables.budget_tables(cost, stacks))
         if changed is not None:
             _print_all(tables.flip_tables(changed, _plain(str(against))))
 
@@ -448,7 +448,7 @@ def advise(
 ) -> None:
     """Say which experts to lock in memory, or that it does not pay, from a trace of real use."""
     with _errors(as_json, debug):
-        package = open_package(model)
+        package = load(model, verify=False).package
         sizes = [size for text in budgets or [] if (size := _bytes(text)) is not None]
         with err.status("replaying the trace"):
             advice = judge(package, traces.load(recorded), sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -15,8 +16,9 @@ import pytest
 import colibri
 from colibri import exporter
 from colibri.frontends.architecture import from_architecture
-from colibri.report import advise, routes, traces
+from colibri.report import advise, routes, tables, traces
 from tests.engine.conftest import compiler
+from tests.report.models import chosen_by_input
 from tests.test_cli import colibri_command, succeed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,11 +106,16 @@ def test_pins_name_parts_of_the_file(meter: Path) -> None:
     assert plan["pin"] and (pin["layer"], pin["expert"], pin["entry"]) == (0, 1, 1)
     assert (pin["offset"], pin["bytes"]) == (int(entry["offset"]), int(entry["bytes"]))
     assert plan["pinned_bytes"] == 4096 and pin["share"] == 0.5
+    shown = colibri_command("advise", meter / "int8", "--trace", meter / "alternating.npz", "--budget", "4KB").stdout
+    assert (
+        "4,096 bytes: pin: pinning saves 50.0% of LRU's reads" in shown
+        and "1 to lock, 4,096 bytes: layer 0: 1" in shown
+    )
 
 
 def test_text_is_for_people(meter: Path, trace: Path) -> None:
     shown = colibri_command("routes", meter / "int4", "-i", meter / "test.npy", "--against", meter / "fp32").stdout
-    assert "use of the experts" in shown and "flips" in shown and "margins of the" in " ".join(shown.split())
+    assert "use of the experts" in shown and "in the header" in shown and "flips" in shown
     shown = colibri_command("advise", meter / "int8", "--trace", trace).stdout
     assert "optimum" in shown and "do not pin" in shown and "{" not in shown
 
@@ -156,3 +163,19 @@ def test_the_documents_examples_are_what_is_printed(meter: Path, trace: Path) ->
         done = subprocess.run([sys.executable, "-m", "colibri.cli", *command.split()], cwd=meter, capture_output=True,
                               text=True, env={**os.environ, "COLUMNS": "120"}, check=True)  # fmt: skip
         assert [line.rstrip() for line in done.stdout.strip().splitlines()] == want.strip().splitlines(), command
+
+
+def test_a_large_models_experts_are_counted_instead_of_listed() -> None:
+    export = chosen_by_input([(2, [2] * 16)] * 2)
+    package = colibri.load(export.image).package
+    many = dataclasses.replace(package, experts=np.tile(package.experts, 3))
+
+    shown = list(tables.use_tables(routes.calibrated_use(package), package, "here"))
+    assert len(shown) == 3
+    assert len(list(tables.use_tables(routes.calibrated_use(package), many, "here"))) == 2
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 bytes"), (102399, "102,399 bytes"), (102400, "100.0 KB"),
+                                            (3 << 20, "3.0 MB"), (5 * 2**30 + 2**29, "5.5 GB")])  # fmt: skip
+def test_sizes_are_written_for_people(size: int, text: str) -> None:
+    assert tables.size_text(size) == text
