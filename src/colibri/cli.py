@@ -120,13 +120,15 @@ def _arrays(path: Path, names: list[str]) -> list[Array]:
     """Arrays of a .npy file (one input) or a .npz file (by input name)."""
     try:
         loaded = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        if isinstance(loaded, np.lib.npyio.NpzFile):
+            loaded = {name: loaded[name] for name in loaded.files}
+    except traces.UNREADABLE as error:
         raise ColibriError(f"{path} cannot be read: {error}: pass a .npy or .npz file of numbers") from None
     if isinstance(loaded, np.ndarray):
         if len(names) != 1:
             raise ColibriError(f"{path} holds one array, but the model has inputs {', '.join(names)}: pass a .npz file")
         return [loaded]
-    missing = [name for name in names if name not in loaded.files]
+    missing = [name for name in names if name not in loaded]
     if missing:
         raise ColibriError(f"{path} has no array {missing[0]!r}: it must hold {', '.join(names)}")
     return [loaded[name] for name in names]

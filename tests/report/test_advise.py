@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,6 +195,31 @@ def test_a_recorded_trace_is_what_the_model_routes_and_survives_the_file(tmp_pat
         assert np.array_equal(want, have)
 
 
+def test_a_damaged_trace_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.npz"
+    traces.save(random_trace(EVEN, 60), path)
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 7):
+        path.write_bytes(whole[:at])
+        with pytest.raises(ColibriError, match="trace"):
+            traces.load(path)
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        with contextlib.suppress(ColibriError):  # a byte that nobody reads may differ
+            assert [layer.shape for layer in traces.load(path).layers] == [(60, 1, 2)]
+    one = np.zeros((3, 1, 1), np.int32)
+    wrong: dict[str, dict[str, Any]] = {
+        "no version": {"layer_0": one},
+        "a gap": {"colibri_trace": 1, "layer_1": one},
+        "floats": {"colibri_trace": 1, "layer_0": one.astype(float)},
+        "no rows": {"colibri_trace": 1, "layer_0": one[:0]},
+    }
+    for name, arrays in wrong.items():
+        np.savez(path, **arrays)
+        with pytest.raises(ColibriError, match="no trace"):
+            traces.load(path)
+            pytest.fail(name)
+
+
 def pruned(full: Package, kept: list[int]) -> Package:
     """The directory as it is after pruning: fewer experts, under their original numbers."""
     layers = full.layers.copy()
@@ -216,7 +243,8 @@ def test_a_trace_of_another_model_is_refused() -> None:
         advise(package(), random_trace(EVEN, 60, layers=2))
     with pytest.raises(ColibriError, match="expert 9"):
         advise(package(), Trace([np.full((60, 1, 1), 9, np.int32)]))
-    with pytest.raises(ColibriError, match="expert -2"):
-        advise(package(), Trace([np.full((60, 1, 1), -2, np.int32)]))
+    for strange in (-2, 2**31 - 1, -(2**31)):
+        with pytest.raises(ColibriError, match=f"expert {strange} in"):
+            advise(package(), Trace([np.full((60, 1, 1), strange, np.int32)]))
     with pytest.raises(ColibriError, match="record more"):
         advise(package(), random_trace(EVEN, 39))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -16,6 +19,9 @@ from colibri.package import Package
 Routes = np.ndarray[Any, np.dtype[np.int32]]
 
 NONE = -1  # a choice that no expert took
+UNREADABLE = (OSError, ValueError, EOFError, KeyError, RuntimeError, MemoryError, BadZipFile, struct.error, zlib.error)
+"""What reading a damaged .npz file can raise."""
+
 _VERSION = 1
 
 
@@ -72,7 +78,7 @@ def load(path: Path) -> Trace:
     try:
         loaded = np.load(path, allow_pickle=False)
         arrays = {} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError) as error:
+    except UNREADABLE as error:
         raise ColibriError(f"{path} cannot be read: {error}: pass the file that `colibri trace` wrote") from None
     layers = [arrays[f"layer_{n}"] for n in range(len(arrays) - 1) if f"layer_{n}" in arrays]
     sound = all(a.ndim == 3 and a.dtype == np.int32 and a.size and len(a) == len(layers[0]) for a in layers)
@@ -94,16 +100,13 @@ def positions(trace: Trace, package: Package) -> list[Routes]:
                            f"{len(package.layers)}: record one with this model")  # fmt: skip
     found = []
     for n, (layer, numbers) in enumerate(zip(trace.layers, originals(package), strict=True)):
-        most = max(int(layer.max()), int(numbers.max()))
-        place = np.full(most + 2, NONE - 1, np.int32)  # the last for NONE, which indexes from the end
+        strange = ~np.isin(layer, [NONE, *numbers])
+        if strange.any():
+            raise ColibriError(f"the trace has expert {layer[strange][0]} in layer {n}, which {package.path} has not: "
+                               "record one with this model")  # fmt: skip
+        place = np.full(int(numbers.max()) + 2, NONE, np.int32)  # the last for NONE, which indexes from the end
         place[numbers] = np.arange(len(numbers)) + int(package.layers[n]["first_expert"])
-        place[NONE] = NONE
-        result = place[layer]
-        if (layer < NONE).any() or (result < NONE).any():
-            unknown = int(layer[(layer < NONE) | (result < NONE)][0])
-            raise ColibriError(f"the trace has expert {unknown} in layer {n}, which {package.path} has not: record one "
-                               "with this model")  # fmt: skip
-        found.append(result)
+        found.append(place[layer])
     return found
 
 
