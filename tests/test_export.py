@@ -124,7 +124,7 @@ def test_context_is_the_plan_and_the_plan_is_tight(graph: Graph, max_batch: int)
 
 @given(graphs(), st.integers(1, 9))
 @RANDOM
-def test_the_engine_reports_the_reference_routes(graph: Graph, max_batch: int) -> None:
+def test_the_engine_reports_the_reference_routes_and_logits(graph: Graph, max_batch: int) -> None:
     export = build(graph, max_batch)
     inputs = rows(graph, 11, 4)
     trace = Trace()
@@ -132,6 +132,8 @@ def test_the_engine_reports_the_reference_routes(graph: Graph, max_batch: int) -
     model = engine.load(export.image)
     for want, have in zip(trace.routes, model.routes(*inputs), strict=True):
         assert np.array_equal(want, have)
+    for route, want, (chosen, have) in zip(trace.routes, trace.logits, model.logits(*inputs), strict=True):
+        assert np.array_equal(route, chosen) and np.array_equal(want, have, equal_nan=True)
 
 
 ROUTES = [

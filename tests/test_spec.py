@@ -67,6 +67,7 @@ def test_stages_import_only_earlier_ones() -> None:
         "certify",
         "emit",
         "engine",
+        "report",
         "targets",
         "callgraph",
         "elf",

@@ -338,6 +338,29 @@ static int expert_program_fits(const scope *s)
 
 /* An MoE operation, its workspace, and the programs of its experts, which lie in the file in the order of the experts
  * (from `*next_op` on), so that proving them takes no longer than reading them. Adds the costliest route to `*macs`. */
+/* What k different experts take at most. The k-th costliest is found by halving, for there is no memory to sort them in. */
+static uint64_t costliest(const clb_expert *experts, uint32_t count, uint32_t k)
+{
+    uint64_t kth = 0, most = UINT64_MAX;
+    while (kth < most) {
+        const uint64_t middle = kth + (most - kth) / 2 + 1;
+        uint32_t reach = 0;
+        for (uint32_t n = 0; n < count; ++n) {
+            reach += experts[n].macs >= middle;
+        }
+        if (reach >= k) {
+            kth = middle;
+        } else {
+            most = middle - 1;
+        }
+    }
+    uint64_t total = k * kth;
+    for (uint32_t n = 0; n < count; ++n) {
+        total += experts[n].macs > kth ? experts[n].macs - kth : 0;
+    }
+    return total;
+}
+
 static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number, uint32_t *next_op, uint64_t *macs)
 {
     const clb_model *m = whole->model;
@@ -367,7 +390,6 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number,
         return 0;
     }
     s.samples = l->tile;
-    uint64_t most = 0;
     for (uint32_t n = 0; n < l->experts; ++n) {
         const clb_expert *e = &m->experts[l->first_expert + n];
         /* Experts of one shape follow each other and share a program, which is proven once. */
@@ -378,9 +400,8 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number,
             return 0;
         }
         *next_op = e->first_op + e->ops;
-        most = e->macs > most ? e->macs : most;
     }
-    *macs += (uint64_t)op->rows * l->k * most;
+    *macs += op->rows * costliest(m->experts + l->first_expert, l->experts, l->k);
     return 1;
 }
 

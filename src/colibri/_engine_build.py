@@ -23,7 +23,8 @@ const char *colibri_error_name(int error);
 const char *colibri_error_text(int error);
 const char *colibri_version(void);
 void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size);
-void forward_recording(colibri_context_t *ctx, const float *input, float *output, int batch_size, int32_t *choices);
+void forward_recording(colibri_context_t *ctx, const float *input, float *output, int batch_size, int32_t *choices,
+                       float *logits);
 typedef struct { ...; } colibri_pool_t;
 int colibri_pool_start(colibri_pool_t *pool, int threads);
 void colibri_pool_stop(colibri_pool_t *pool);
@@ -41,20 +42,50 @@ ffi.set_source(
 #include "colibri_inspect.h"
 #include "internal.h"
 
-static void record(void *user, int layer, const int32_t *experts, int tokens, int k)
+typedef struct {
+    const colibri_context_t *ctx;
+    const float *input, *output;
+    int32_t *choices;
+    float *logits; /* NULL: not wanted */
+} recording;
+
+/* The logits are still where the router read them: the layer's own operation says where. */
+static void record_logits(recording *r, int layer, size_t tokens)
 {
-    int32_t **next = user;
-    (void)layer;
-    memcpy(*next, experts, (size_t)tokens * (size_t)k * sizeof **next);
-    *next += (size_t)tokens * (size_t)k;
+    clb_model model;
+    clb_parse(r->ctx->model, &model);
+    const clb_op *op = model.ops;
+    while (op->code != CLB_OP_MOE || op->w0 != (uint32_t)layer) {
+        ++op;
+    }
+    const float *base = op->b.space == CLB_SPACE_ARENA    ? (const float *)(const void *)r->ctx
+                        : op->b.space == CLB_SPACE_OUTPUT ? r->output
+                                                          : r->input;
+    const size_t experts = model.layers[layer].experts;
+    for (size_t t = 0; t < tokens; ++t) {
+        memcpy(r->logits, clb_row_of(&op->b, base, op->rows, t), experts * sizeof *r->logits);
+        r->logits += experts;
+    }
 }
 
-/* colibri_forward, with every choice of every layer copied to `choices`. */
-static void forward_recording(colibri_context_t *ctx, const float *input, float *output, int batch_size,
-                              int32_t *choices)
+static void record(void *user, int layer, const int32_t *experts, int tokens, int k)
 {
+    recording *r = user;
+    const size_t choices = (size_t)tokens * (size_t)k;
+    memcpy(r->choices, experts, choices * sizeof *experts);
+    r->choices += choices;
+    if (r->logits != NULL) {
+        record_logits(r, layer, (size_t)tokens);
+    }
+}
+
+/* colibri_forward, with every choice of every layer copied to `choices`, and what they were chosen by to `logits`. */
+static void forward_recording(colibri_context_t *ctx, const float *input, float *output, int batch_size,
+                              int32_t *choices, float *logits)
+{
+    recording r = {ctx, input, output, choices, logits};
     ctx->on_route = record;
-    ctx->user = &choices;
+    ctx->user = &r;
     colibri_forward(ctx, input, output, batch_size);
     ctx->on_route = NULL;
     ctx->user = NULL;

@@ -1,12 +1,13 @@
-"""The command line: colibri export | inspect | verify | run | build | targets."""
+"""The command line: colibri export | inspect | verify | run | routes | trace | advise | build | targets."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import Enum
@@ -26,6 +27,9 @@ from colibri.graph import Array, Graph
 from colibri.package import open_package
 from colibri.passes import PASSES
 from colibri.quantize.choose import DTYPES
+from colibri.report import routes as route_report
+from colibri.report import tables, traces
+from colibri.report.advise import advise as judge
 from colibri.targets import TARGETS
 
 app = typer.Typer(
@@ -116,13 +120,15 @@ def _arrays(path: Path, names: list[str]) -> list[Array]:
     """Arrays of a .npy file (one input) or a .npz file (by input name)."""
     try:
         loaded = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        if isinstance(loaded, np.lib.npyio.NpzFile):
+            loaded = {name: loaded[name] for name in loaded.files}
+    except traces.UNREADABLE as error:
         raise ColibriError(f"{path} cannot be read: {error}: pass a .npy or .npz file of numbers") from None
     if isinstance(loaded, np.ndarray):
         if len(names) != 1:
             raise ColibriError(f"{path} holds one array, but the model has inputs {', '.join(names)}: pass a .npz file")
         return [loaded]
-    missing = [name for name in names if name not in loaded.files]
+    missing = [name for name in names if name not in loaded]
     if missing:
         raise ColibriError(f"{path} has no array {missing[0]!r}: it must hold {', '.join(names)}")
     return [loaded[name] for name in names]
@@ -348,6 +354,110 @@ def _size_report(directory: Path, built: toolchain.Built, as_json: bool) -> dict
     else:
         report |= {f"stack_bytes of {name}": used for name, used in built.stack.items()}
     return report
+
+
+@app.command()
+def routes(
+    model: ModelPath,
+    data: Annotated[
+        Path | None, typer.Option("--input", "-i", help="Rows, .npy or .npz; default: what the export measured.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Another export of the same model: where MODEL chooses other experts.")
+    ] = None,
+    stack: Annotated[
+        bool, typer.Option("--stack", help="Compile the engine, and report its worst-case stack.")
+    ] = False,
+    target: Annotated[str | None, typer.Option(help="Stack on another machine, one of `colibri targets`.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """How often experts are used, what the costliest route takes, and where two exports route differently."""
+    with _errors(as_json, debug):
+        loaded = load(model, verify=data is not None)
+        package = loaded.package
+        if against is not None and data is None:
+            raise ColibriError("--against compares two exports on rows: pass --input too")
+        changed = None
+        if data is None:
+            uses = route_report.calibrated_use(package)
+            given = package.info.get("calibration") == "given"
+            measured = f"measured by the export on {'its calibration' if given else 'random'} rows"
+        else:
+            inputs = _arrays(data, [p.name for p in loaded.inputs])
+            uses = route_report.measured_use(package, traces.record(loaded, inputs))
+            measured = f"{len(inputs[0]):,} rows of {data}"
+            changed = None if against is None else route_report.flips(loaded, load(against), inputs)
+        cost = route_report.budget(package)
+        stacks = _stack_bytes(model, target) if stack or target is not None else None
+        if as_json:
+            report = {"path": package.path, "measured": measured, "layers": [asdict(u) for u in uses],
+                      "budget": {**cost.to_dict(), "stack_bytes": stacks}}  # fmt: skip
+            if changed is not None:
+                report |= {"against": str(against), "flips": [layer.to_dict() for layer in changed]}
+            _report(report, True)
+            return
+        _print_all(tables.use_tables(uses, package, _plain(measured)))
+        _print_all(tables.budget_tables(cost, stacks))
+        if changed is not None:
+            _print_all(tables.flip_tables(changed, _plain(str(against))))
+
+
+def _stack_bytes(model: Path, target: str | None) -> dict[str, int]:
+    directory = model if model.is_dir() else model.parent
+    with tempfile.TemporaryDirectory() as folder, err.status("compiling the engine"):
+        built = toolchain.build(directory, Path(folder), target=target)
+    if built.stack is None:
+        raise ColibriError("the worst-case stack is not known with this compiler: use a gcc")
+    return built.stack
+
+
+def _print_all(parts: Iterable[Table | str]) -> None:
+    for part in parts:
+        out.print(part, highlight=False)
+        if not isinstance(part, str):
+            out.print()
+
+
+@app.command()
+def trace(
+    model: ModelPath,
+    data: Annotated[
+        Path, typer.Option("--input", "-i", help=".npy (one input) or .npz (by name), rows in the order of time.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Write the routes here, .npz.")],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run an export on the rows of a file and record which experts each row chooses."""
+    with _errors(as_json, debug):
+        loaded = load(model)
+        recorded = traces.record(loaded, _arrays(data, [p.name for p in loaded.inputs]))
+        traces.save(recorded, output)
+        _report({"trace": str(output), "rows": recorded.rows, "layers": len(recorded.layers)}, as_json)
+
+
+@app.command()
+def advise(
+    model: ModelPath,
+    recorded: Annotated[Path, typer.Option("--trace", "-t", help="What `colibri trace` wrote.")],
+    budgets: Annotated[
+        list[str] | None,
+        typer.Option("--budget", help="Memory for experts, like 64MB; several allowed; default: shares of them all."),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say which experts to lock in memory, or that it does not pay, from a trace of real use."""
+    with _errors(as_json, debug):
+        package = load(model, verify=False).package
+        sizes = [size for text in budgets or [] if (size := _bytes(text)) is not None]
+        with err.status("replaying the trace"):
+            advice = judge(package, traces.load(recorded), sizes)
+        if as_json:
+            _report(advice.to_dict(), True)
+            return
+        _print_all(tables.advice_tables(advice))
 
 
 @app.command("targets")

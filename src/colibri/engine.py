@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from itertools import count, takewhile
 from math import prod
 from pathlib import Path
@@ -45,7 +46,8 @@ class Model:
         self._output_size = sum(prod(p.shape) for p in package.outputs)
         main = package.ops[: int(package.header["main_ops"])]
         moe = main[main["code"] == spec.OPCODES.index("moe")]
-        self._layers = [(int(op["rows"]), int(package.layers[op["w0"]]["k"])) for op in moe]  # tokens a row, k
+        # tokens a row, k, experts
+        self._layers = [(int(op["rows"]), *map(int, package.layers[op["w0"]][["k", "experts"]])) for op in moe]
         # What an application does again and again runs in C: see _engine_call.c.
         limit = self._max_batch if len(package.inputs) == len(package.outputs) == 1 else 0
         self._call = caller(self._contexts, limit, package.inputs[0].shape, package.outputs[0].shape,
@@ -89,22 +91,29 @@ class Model:
         output = self._call(*inputs)
         if output is not None:
             return output
-        outputs = self._split(self._run(self._pack(inputs), None))
+        outputs = self._split(self._run(self._pack(inputs)))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def routes(self, *inputs: Any) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
         """The experts chosen, one array (batch, tokens, k) int32 for each MoE layer, best first."""
-        rows = self._pack(inputs)
-        choices: list[Any] = []
-        self._run(rows, choices)
-        pieces = []
-        for flat, batch in choices:
-            at, layers = 0, []
-            for tokens, k in self._layers:
-                layers.append(flat[at : at + batch * tokens * k].reshape(batch, tokens, k))
-                at += batch * tokens * k
-            pieces.append(layers)
-        return [np.concatenate(layer) for layer in zip(*pieces, strict=True)]
+        return [choices for choices, _ in self._record(inputs, logits=False)]
+
+    def logits(self, *inputs: Any) -> list[tuple[np.ndarray[Any, np.dtype[np.int32]], Array]]:
+        """For each MoE layer the experts chosen, as `routes` gives them, and the logits (batch, tokens, experts)."""
+        return self._record(inputs, logits=True)
+
+    def _record(self, inputs: tuple[Any, ...], logits: bool) -> list[tuple[np.ndarray[Any, np.dtype[np.int32]], Array]]:
+        pieces: list[_Recorded] = []
+        self._run(self._pack(inputs), pieces, logits)
+        layers, choice_at, logit_at = [], 0, 0
+        for tokens, k, experts in self._layers:
+            width, logit_width = tokens * k, tokens * experts if logits else 0
+            chosen = [p.choices[p.rows * choice_at :][: p.rows * width].reshape(p.rows, tokens, k) for p in pieces]
+            shape = (tokens, experts if logits else 0)
+            scores = [p.logits[p.rows * logit_at :][: p.rows * logit_width].reshape(p.rows, *shape) for p in pieces]
+            layers.append((np.concatenate(chosen), np.concatenate(scores)))
+            choice_at, logit_at = choice_at + width, logit_at + logit_width
+        return layers
 
     def selftest(self) -> None:
         """Recompute the parity certificate with the engine; raises ModelError where a bit differs."""
@@ -153,7 +162,7 @@ class Model:
             return np.require(arrays[0], np.float32, ["C", "ALIGNED"])
         return np.concatenate([x.reshape(len(x), -1) for x in arrays], axis=1, dtype=np.float32)
 
-    def _run(self, rows: Array, choices: list[Any] | None) -> Array:
+    def _run(self, rows: Array, recorded: list[_Recorded] | None = None, logits: bool = False) -> Array:
         batch, step = len(rows), self.max_batch
         out = np.empty((batch, self._output_size), np.float32)
         x, y = ffi.from_buffer("float[]", rows), ffi.from_buffer("float[]", out)
@@ -162,12 +171,15 @@ class Model:
             for first in range(0, batch, step):
                 count = min(step, batch - first)
                 at = x + first * self._input_size, y + first * self._output_size
-                if choices is None:
+                if recorded is None:
                     lib.colibri_forward(context[1], *at, count)
                 else:
-                    flat = np.empty(count * sum(tokens * k for tokens, k in self._layers), np.int32)
-                    lib.forward_recording(context[1], *at, count, ffi.from_buffer("int32_t[]", flat))
-                    choices.append((flat, count))
+                    choices = np.empty(count * sum(tokens * k for tokens, k, _ in self._layers), np.int32)
+                    floats = sum(tokens * experts for tokens, _, experts in self._layers) if logits else 0
+                    keys = np.empty(count * floats, np.float32)
+                    lib.forward_recording(context[1], *at, count, ffi.from_buffer("int32_t[]", choices),
+                                          ffi.from_buffer("float[]", keys) if logits else ffi.NULL)  # fmt: skip
+                    recorded.append(_Recorded(count, choices, keys))
                 if context[1].status:
                     raise ModelError(f"{self.package.path}: {spec.error_text(context[1].status)}", context[1].status)
         finally:
@@ -182,6 +194,15 @@ class Model:
             parts.append(part.reshape(len(out), *port.shape))
             at += size
         return parts
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """What one forward of `rows` rows left: the layers' choices one after another, and their logits where asked."""
+
+    rows: int
+    choices: np.ndarray[Any, np.dtype[np.int32]]
+    logits: Array
 
 
 class _Pool:

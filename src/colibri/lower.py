@@ -396,7 +396,7 @@ class _Lowering:
         program.experts += rows
         touched = min(layer.router.experts, layer.tokens * layer.router.k)
         program.weight_bytes += sum(sorted((len(e.data) for e in rows), reverse=True)[:touched])
-        program.macs += layer.tokens * layer.router.k * max(e.macs for e in rows)
+        program.macs += layer.tokens * sum(sorted((e.macs for e in rows), reverse=True)[: layer.router.k])
 
 
 def reads_int8(node: Node, graph: Graph) -> bool:

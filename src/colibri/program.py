@@ -136,7 +136,7 @@ class Program:
     layers: list[Layer] = field(default_factory=list)
     experts: list[Expert] = field(default_factory=list)
     shared: bytes = b""  # the weights outside the experts
-    macs: int = 0  # multiply-accumulates of one row if every choice were its layer's costliest expert
+    macs: int = 0  # multiply-accumulates of one row along the costliest route
     weight_bytes: int = 0  # weight bytes read by one row along the route that reads most
     context_bytes: int = 0  # head included; set by the planner
     lower_bound: int = 0  # the least any planner could reach; set by the planner

@@ -108,7 +108,7 @@ HEADER = _record(
     ("u64", "meta_bytes", 1, "end of the metadata, where the shared weights begin"),
     ("u64", "shared_bytes", 1, "size of the weights outside the experts"),
     ("u64", "context_bytes", 1, "exact size of the memory block, the context's head included"),
-    ("u64", "worst_macs", 1, "multiply-accumulates of one row if every choice were its layer's costliest expert"),
+    ("u64", "worst_macs", 1, "multiply-accumulates of one row if every token chose its layer's k costliest experts"),
     ("u64", "worst_bytes", 1, "weight bytes read by one row along the costliest route"),
     ("u32", "input_floats", 1, "floats of one input row: the inputs one after another"),
     ("u32", "output_floats", 1, "floats of one output row: the outputs one after another"),

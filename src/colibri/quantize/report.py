@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from colibri.errors import ExportError
-from colibri.graph import Array, Graph, Node
+from colibri.graph import Array, Graph
 from colibri.reference.interpreter import Trace, run
 from colibri.weights import Int4Weight, Int8Weight, Weight
 
@@ -124,7 +124,7 @@ def measure(reference: Graph, quantised: Graph, rows: Sequence[Array], scorer: S
         return Difference(name, relative_error(want[name], have[name]), largest, relative_error(want[name], bare[name]))
 
     flips = [
-        _flips(node, before, after, logits)
+        compare_routes(node.output, before, after, logits)
         for node, before, after, logits in zip(
             reference.moe_nodes(), traces[0].routes, traces[1].routes, traces[0].logits, strict=True
         )
@@ -175,13 +175,12 @@ def _ratio(error: Any, size: Any) -> Any:
     return error / size if size > 0 and np.isfinite(error) else np.inf
 
 
-def _flips(node: Node, before: Route, after: Route, logits: Array) -> Flips:
-    """Compare the choices (…, k) of every token, given the reference's logits (…, experts)."""
-    router = node.attrs["router"]
-    k, experts = router.k, router.experts
+def compare_routes(layer: str, before: Route, after: Route, logits: Array) -> Flips:
+    """Compare the choices (…, k) of every token, given the reference's logits (…, experts); -1 is no expert."""
+    k, experts = before.shape[-1], logits.shape[-1]
     old, new = np.zeros((2, before.size // k, experts + 1), bool)  # the last for what has no expert
     np.put_along_axis(old, before.reshape(-1, k), True, 1)
-    np.put_along_axis(new, after.reshape(-1, k), True, 1)
+    np.put_along_axis(new, after.reshape(-1, after.shape[-1]), True, 1)
     old, new = old[:, :experts], new[:, :experts]
     flipped = np.flatnonzero((old != new).any(axis=1))
     pairs = Counter(
@@ -193,4 +192,4 @@ def _flips(node: Node, before: Route, after: Route, logits: Array) -> Flips:
     margins = [a - b if a > b else 0.0 for a, b in ranked[:, k - 1 : k + 1].tolist()] or [0.0]
     usage = [(chosen.sum(axis=0) / chosen.sum()).tolist() for chosen in (old, new)]
     ordered = [(a, b, n) for (a, b), n in sorted(pairs.items(), key=lambda item: (-item[1], item[0]))]
-    return Flips(node.output, len(old), len(flipped), float(np.median(margins)), max(margins), ordered, *usage)
+    return Flips(layer, len(old), len(flipped), float(np.median(margins)), max(margins), ordered, *usage)
