@@ -183,6 +183,9 @@ CLB_WALK void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame 
                             clb_tile *tile);
 CLB_WALK const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number);
 
+/* What a pruned expert gives its `count` tokens: zeros. */
+CLB_WALK void clb_no_expert(const clb_routed *routed, uint32_t count);
+
 /* moe.c: route and combine. `route` turns one token's logits into its k experts, best first, and their weights; `program`
  * runs expert `expert` of the layer on a tile of `count` tokens. Where row `token` of an operand is. */
 typedef void clb_router(const clb_layer *layer, const float *logits, int32_t *experts, float *weights);

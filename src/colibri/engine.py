@@ -93,7 +93,10 @@ class Model:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def routes(self, *inputs: Any) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
-        """The experts chosen, one array (batch, tokens, k) int32 for each MoE layer, best first."""
+        """The experts chosen, one array (batch, tokens, k) int32 for each MoE layer, best first.
+
+        Experts have their numbers in the original model, also where pruning has taken others out of the router.
+        """
         rows = self._pack(inputs)
         choices: list[Any] = []
         self._run(rows, choices)
@@ -104,7 +107,7 @@ class Model:
                 layers.append(flat[at : at + batch * tokens * k].reshape(batch, tokens, k))
                 at += batch * tokens * k
             pieces.append(layers)
-        return [np.concatenate(layer) for layer in zip(*pieces, strict=True)]
+        return [self.package.numbers(n)[np.concatenate(layer)] for n, layer in enumerate(zip(*pieces, strict=True))]
 
     def selftest(self) -> None:
         """Recompute the parity certificate with the engine; raises ModelError where a bit differs."""
