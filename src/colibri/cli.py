@@ -1,4 +1,4 @@
-"""The command line: colibri export | inspect | verify | run | build | targets."""
+"""The command line: colibri export | inspect | verify | diff | run | build | targets."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from colibri import exporter, firmware, spec, toolchain
+from colibri.diff import compare
 from colibri.engine import load
 from colibri.errors import ColibriError, ExportError, ModelError
 from colibri.graph import Array, Graph
@@ -266,6 +267,19 @@ def _operation(op: Any) -> dict[str, Any]:
     place = {k: f"{spec.SPACES[op[k]['space']]}+{op[k]['offset']}" for k in ("a", "b", "out") if op[k]["space"]}
     return {"op": code if func == "identity" else f"{code}.{func}", "rows": int(op["rows"]),
             "dims": [int(n) for n in op["dims"] if n], "a": "", "b": "", "out": "", **place}  # fmt: skip
+
+
+@app.command()
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="model.bin or the directory of an export.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same of another export.")],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what changed between two exports: experts, router, program, shared weights, pages."""
+    with _errors(as_json, debug):
+        difference = compare(*(load(model, verify=False).package for model in (old, new)))
+        print(json.dumps(difference.to_dict(), indent=1) if as_json else str(difference))
 
 
 @app.command()

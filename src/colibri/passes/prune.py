@@ -219,13 +219,14 @@ def never_chosen(graph: Graph, node: Node) -> dict[int, str]:
                 f"least as large, and win ties by their lower numbers (k = {k})"
             )
             continue
-        finite = [j for j in range(len(rows)) if j < e or (j > e and bias[j] > -np.inf)]
-        if never and len(finite) >= k:
-            who = _experts([numbers[j] for j in finite])
+        higher = [j for j in range(e + 1, len(rows)) if bias[j] > -np.inf]
+        if never and len(ahead) + len(higher) >= k:
+            lower = f"{_experts([numbers[j] for j in ahead])} win every tie by lower numbers and " if ahead else ""
             proofs[e] = (
-                f"its router bias is -inf, and of {who} at least k = {k} are ahead of it where their logits are above "
-                "-inf: for every input but those that are NaN or infinite or make the router overflow; should one of "
-                "these choose it, its result counts as zeros"
+                f"its router bias is -inf, so its logit is -inf or NaN for every input; {lower}"
+                f"{_experts([numbers[j] for j in higher])} are ahead where their logits are above -inf (k = {k}): for "
+                "every input but those that are NaN or infinite or make the router overflow; should one of these "
+                "choose it, its result counts as zeros"
             )
     return proofs
 
@@ -254,7 +255,7 @@ def _same_rows(graph: Graph, node: Node) -> bool:
 def _unknown(node: Node) -> str:
     """What a `moe` node says that this file does not know, as text; empty where it knows all of it."""
     router: Router = node.attrs["router"]
-    plain = Router(router.experts, router.k)
+    plain = type(router)(router.experts, router.k)
     odd = [f.name for f in fields(router)
            if f.name not in _ROUTER and repr(getattr(router, f.name)) != repr(getattr(plain, f.name))]  # fmt: skip
     odd += [name for name, value in node.attrs.items() if name not in _ATTRIBUTES and value is not None]
