@@ -145,16 +145,16 @@ def _shared(package: Package, routers: list[int]) -> list[Bytes]:
 
 
 def _layers(package: Package) -> bytes:
-    return package.layers.tobytes() + package.experts[["layer", "index"]].tobytes()
+    return package.layers.tobytes() + package.experts["index"].tobytes()
 
 
 def _program(package: Package) -> list[Any]:
     """Operations, tensors without their place in the file, and the header's sizes."""
     tensors = package.tensors.copy()
     tensors["offset"][tensors["scope"] == spec.SCOPES.index("shared")] -= package.header["meta_bytes"]
-    runs = package.experts[["layer", "index", "first_op", "ops"]]
+    runs = [package.experts[name].tobytes() for name in ("layer", "index", "first_op", "ops")]
     sizes = [int(package.header[name]) for name in ("max_batch", "context_bytes", "main_ops")]
-    return [package.ops.tobytes(), tensors.tobytes(), runs.tobytes(), sizes, package.inputs, package.outputs]
+    return [package.ops.tobytes(), tensors.tobytes(), runs, sizes, package.inputs, package.outputs]
 
 
 def _golden(package: Package) -> bytes:
