@@ -85,7 +85,7 @@ def test_proven_pruning_keeps_every_choice_and_every_bit(made: Graph, seed: int)
     chosen = before.routes(x)[0]
     assert np.array_equal(chosen, after.routes(x)[0])
     gone = {p.expert: p.reason for p in pruned.pruning.experts}
-    always = [e for e, reason in gone.items() if "for every input but" not in reason]
+    always = [e for e, reason in gone.items() if "every input but" not in reason]
     assert not np.isin(chosen, always).any()
     # The other proofs speak of inputs whose logits keep k experts ahead.
     trace = Trace()
@@ -130,7 +130,7 @@ def test_the_proof_names_who_is_ahead_and_for_which_inputs() -> None:
     made = routed(Router(4, 2, "sigmoid", "sum"), [ROW, ROW, OTHER, ROW], [1, 1, 0, 0.5])
     (found,) = exporter.build(made).pruning.experts
     assert (found.layer, found.expert, found.why) == (0, 3, "proven")
-    assert "experts 0, 1 have a logit at least as large" in found.reason and "for every input" in found.reason
+    assert "for every input: experts 0, 1, with the same router row" in found.reason
     masked = routed(Router(2, 1), [ROW, OTHER], [-np.inf, 0])
     assert "but those that are NaN or infinite" in exporter.build(masked).pruning.experts[0].reason
 
@@ -139,11 +139,11 @@ def test_the_proof_names_who_is_ahead_and_for_which_inputs() -> None:
 class LaterRouter(Router):
     """A router that says more than the proofs were made for."""
 
-    bias: Any = None
-    groups: int = 1
+    affinity: Any = None
+    shards: int = 1
 
 
-@pytest.mark.parametrize("extra", [{"groups": 2}, {"bias": np.zeros(4, np.float32)}])
+@pytest.mark.parametrize("extra", [{"shards": 2}, {"affinity": np.zeros(4, np.float32)}])
 def test_nothing_is_proven_or_removed_of_a_router_with_fields_unknown_here(extra: Any) -> None:
     weight = [[0.0, 0.0]] * 4
     assert proofs(routed(LaterRouter(4, 2), weight)) == [2, 3]
@@ -151,6 +151,31 @@ def test_nothing_is_proven_or_removed_of_a_router_with_fields_unknown_here(extra
     assert proofs(made) == []
     with pytest.raises(ExportError, match=f"layer 0: its router has {next(iter(extra))}"):
         prune.prune(made, Selection("proven", ((0, 3),)), [np.zeros((1, 2), np.float32)], True)
+
+
+@pytest.mark.parametrize("mask", [[1], [3], [0, 2]])
+def test_a_pytorch_module_whose_gate_is_masked_is_recognised_and_pruned(mask: list[int], tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Linear(8, 4)
+            self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(4))
+            with torch.no_grad():
+                self.gate.bias[mask] = -np.inf
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            w, chosen = torch.softmax(self.gate(x), -1).topk(2, -1)
+            w = w / w.sum(-1, keepdim=True)
+            each = [(w * (chosen == e)).sum(-1, keepdim=True) * m(x) for e, m in enumerate(self.experts)]
+            return torch.stack(each).sum(0)
+
+    torch.manual_seed(0)
+    report = colibri.export(Masked(), torch.randn(9, 8), tmp_path / "out")
+    assert report.pruning is not None and report.pruning.by_layer() == {0: mask}
+    assert report.to_dict()["pruning"]["bytes"] == report.pruning.bytes > 0 and "pruned layer 0" in str(report)
 
 
 def test_nothing_is_proven_where_logits_are_more_than_a_product() -> None:

@@ -107,7 +107,8 @@ class Model:
                 layers.append(flat[at : at + batch * tokens * k].reshape(batch, tokens, k))
                 at += batch * tokens * k
             pieces.append(layers)
-        return [self.package.numbers(n)[np.concatenate(layer)] for n, layer in enumerate(zip(*pieces, strict=True))]
+        joined = [np.concatenate(layer) for layer in zip(*pieces, strict=True)]
+        return [np.where(layer < 0, layer, self.package.numbers(n)[layer]) for n, layer in enumerate(joined)]
 
     def selftest(self) -> None:
         """Recompute the parity certificate with the engine; raises ModelError where a bit differs."""

@@ -27,11 +27,12 @@ from colibri.weights import Fp16Weight
 MODES = ("proven", "unused", "none")
 
 _ROWS = 1024  # calibration rows run at once
-# What the proofs and the removal below were made for; anything else a router or an MoE node says stops both.
-_ROUTER = {"experts", "k", "score", "normalize", "scale"}
+# What the proofs and the removal below were made for: the k largest logits are chosen, and what follows from them are
+# weights. Anything else a router or an MoE node says stops both.
+_ROUTER = {"experts", "k", "score", "normalize", "scale", "epsilon"}
 _ATTRIBUTES = {"router", "experts", "numbers"}
-_SCORES = {"softmax", "sigmoid", "logit"}
-_NORMALIZE = {"none", "sum", "softmax", "one"}
+_SCORES = {"softmax", "sigmoid", "logit", "sqrt_softplus"}
+_NORMALIZE = {"none", "sum", "softmax", "one", "clamped"}
 
 Expert = tuple[int, int]  # layer, number in the original model
 
@@ -209,22 +210,23 @@ def never_chosen(graph: Graph, node: Node) -> dict[int, str]:
     for e in range(len(rows)):
         never = bool(np.isneginf(bias[e]))
         ahead = [j for j in range(e) if never or (rows[j] == rows[e] and bias[j] >= bias[e])]
-        if len(ahead) >= k:
-            who = _experts([numbers[j] for j in ahead[:k]])
+        lower = _experts([numbers[j] for j in ahead])
+        if len(ahead) >= k and not never:
             proofs[e] = (
-                f"its router bias is -inf, so its logit is -inf or NaN for every input, and {who} win every tie by "
-                f"their lower numbers (k = {k})"
-                if never
-                else f"for every input {who} have a logit at least as large, from the same router row and a bias at "
-                f"least as large, and win ties by their lower numbers (k = {k})"
+                f"ahead of it for every input: {lower}, with the same router row, a bias at least as large, and lower "
+                f"numbers, which win ties (k = {k})"
             )
-            continue
-        higher = [j for j in range(e + 1, len(rows)) if bias[j] > -np.inf]
-        if never and len(ahead) + len(higher) >= k:
-            lower = f"{_experts([numbers[j] for j in ahead])} win every tie by lower numbers and " if ahead else ""
+        elif len(ahead) >= k:
             proofs[e] = (
-                f"its router bias is -inf, so its logit is -inf or NaN for every input; {lower}"
-                f"{_experts([numbers[j] for j in higher])} are ahead where their logits are above -inf (k = {k}): for "
+                "its router bias is -inf, so its logit is -inf or NaN for every input; ahead of that: "
+                f"{lower} at least by lower numbers, which win ties (k = {k})"
+            )
+        higher = [j for j in range(e + 1, len(rows)) if bias[j] > -np.inf]
+        if never and len(ahead) < k <= len(ahead) + len(higher):
+            lower = f"{lower} at least by lower numbers, and " if ahead else ""
+            proofs[e] = (
+                f"its router bias is -inf, so its logit is -inf or NaN for every input; ahead of that: {lower}"
+                f"{_experts([numbers[j] for j in higher])} where their logits are above -inf (k = {k}). That is so for "
                 "every input but those that are NaN or infinite or make the router overflow; should one of these "
                 "choose it, its result counts as zeros"
             )
@@ -359,11 +361,12 @@ def _chunks(rows: Sequence[Array]) -> Iterator[list[Array]]:
 
 
 def _routes(graph: Graph, trace: Trace) -> list[np.ndarray[Any, Any]]:
-    """A run's choices (tokens, k) by original number, ascending, for every layer."""
-    return [
-        np.sort(np.array(expert_numbers(node))[routes.reshape(-1, routes.shape[-1])], axis=1)
-        for node, routes in zip(graph.moe_nodes(), trace.routes, strict=True)
-    ]
+    """A run's choices (tokens, k) by original number, ascending, for every layer; no expert stays -1."""
+    chosen = []
+    for node, routes in zip(graph.moe_nodes(), trace.routes, strict=True):
+        flat = routes.reshape(-1, routes.shape[-1])
+        chosen.append(np.sort(np.where(flat < 0, flat, np.array(expert_numbers(node))[flat]), axis=1))
+    return chosen
 
 
 def _unused(graph: Graph, rows: Sequence[Array]) -> set[Expert]:
