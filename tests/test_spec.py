@@ -58,6 +58,7 @@ def test_stages_import_only_earlier_ones() -> None:
         "spec",
         "layouts",
         "package",
+        "diff",
         "reference",
         "passes",
         "quantize",

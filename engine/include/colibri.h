@@ -50,7 +50,8 @@ enum colibri_error {
 
 /* Called once for each MoE layer of each colibri_forward, after routing and before the experts run.
  *   layer    0 … layers-1, in the order they run
- *   experts  chosen experts, shape (tokens, k), each 0 … experts-1, best first
+ *   experts  chosen experts, shape (tokens, k), each 0 … experts-1, best first; where experts were pruned on request, the
+ *            field `index` of the file's expert directory has their numbers in the original model
  *   tokens   rows routed: batch_size times the tokens of a sample */
 typedef void colibri_route_hook(void *user, int layer, const int32_t *experts, int tokens, int k);
 

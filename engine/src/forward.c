@@ -43,6 +43,9 @@ static void run_expert(uint32_t number, uint32_t count, clb_frame *frame)
     for (uint32_t n = 0; n < expert->ops; ++n) {
         run_op(&frame->model->ops[expert->first_op + n], count, frame);
     }
+    if (expert->ops == 0) {
+        clb_no_expert(frame->routed, count);
+    }
 }
 
 static void run_program(uint32_t samples, clb_frame *frame)

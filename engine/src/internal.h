@@ -184,6 +184,9 @@ CLB_WALK void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame 
                             clb_tile *tile);
 CLB_WALK const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number);
 
+/* What a pruned expert gives its `count` tokens: zeros. */
+CLB_WALK void clb_no_expert(const clb_routed *routed, uint32_t count);
+
 /* What a layer's router has besides the descriptor, a number for each expert. */
 typedef struct {
     const float *bias, *scale; /* NULL: none */

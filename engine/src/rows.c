@@ -27,6 +27,13 @@ CLB_STATIC_WALK const float *locate(const clb_operand *v, const clb_frame *f, co
     return base + v->offset / sizeof(float) + sample * v->sample_stride + row * v->row_stride;
 }
 
+CLB_WALK void clb_no_expert(const clb_routed *routed, uint32_t count)
+{
+    for (uint32_t n = 0; n < count; ++n) {
+        memset(token_at(routed, 1, n), 0, routed->d_out * sizeof(float));
+    }
+}
+
 CLB_WALK const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number)
 {
     return number == CLB_NONE ? NULL : frame->weights + frame->tensors[number].offset;

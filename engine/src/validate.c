@@ -390,12 +390,16 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number,
         return 0;
     }
     s.samples = l->tile;
+    const clb_expert *last = NULL;
     for (uint32_t n = 0; n < l->experts; ++n) {
         const clb_expert *e = &m->experts[l->first_expert + n];
+        if (e->ops == 0) { /* pruned */
+            continue;
+        }
         /* Experts of one shape follow each other and share a program, which is proven once. */
-        const int shared = n > 0 && e->first_op == e[-1].first_op && e->ops == e[-1].ops && e->bytes == e[-1].bytes &&
-                           e->macs == e[-1].macs;
-        s.expert = e;
+        const int shared = last != NULL && e->first_op == last->first_op && e->ops == last->ops &&
+                           e->bytes == last->bytes && e->macs == last->macs;
+        s.expert = last = e;
         if (!shared && (e->first_op < *next_op || !expert_program_fits(&s))) {
             return 0;
         }
@@ -426,8 +430,8 @@ static int expert_fits(const clb_header *h, const clb_expert *e, uint32_t layer)
 {
     return e->layer == layer && e->offset % CLB_ALIGN_MODEL == 0 && e->offset >= h->meta_bytes + h->shared_bytes &&
            e->offset <= h->total_bytes && e->bytes <= h->total_bytes - e->offset && e->first_op >= h->main_ops &&
-           e->first_op <= h->ops && e->ops >= 1 && e->ops <= h->ops - e->first_op && e->frequency >= 0.0f &&
-           e->frequency <= 1.0f && zero(e->reserved, 4);
+           e->first_op <= h->ops && e->ops <= h->ops - e->first_op && (e->ops >= 1 || (e->bytes == 0 && e->macs == 0)) &&
+           e->frequency >= 0.0f && e->frequency <= 1.0f && zero(e->reserved, 4);
 }
 
 /* The main program, every MoE layer once and in order; counts the choices one sample makes. The stated cost is the true

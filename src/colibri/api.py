@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ def export(
     budget: int | None = None,
     max_error: float | None = None,
     scorer: Scorer | None = None,
+    prune: str = "proven",
+    prune_experts: Sequence[tuple[int, int]] = (),
     max_batch: int | None = None,
     name: str | None = None,
     expert_align: int = spec.ALIGN_EXPERT,
@@ -49,21 +52,28 @@ def export(
     None: 1 % where that takes a third off the error, otherwise nothing. scorer:
     a task metric of the outputs, for the report.
 
+    prune: "proven" takes out experts that no input can choose, which keeps every bit; "unused" also those that
+    `calibration` never chooses; "none" takes out none. prune_experts: (layer, expert) pairs to take out besides. The
+    report says what went, why, and what that changed.
+
     Returns the report: what each block was taken for, its warnings (also issued as `ExportWarning`), and what
     quantising cost.
 
     Raises ExportError, before anything is written, for whatever cannot be exported faithfully.
     """
+    if prune == "unused" and calibration is None:
+        raise ExportError("pruning unused experts needs real rows to know them by: pass calibration=rows")
     imported = from_torch(module, example_inputs, calibration, name or type(module).__name__)
     built = exporter.build(
         imported.graph,
         quantization=exporter.Quantization(dtype, activations, residual_share, budget, max_error, scorer),
+        selection=exporter.Selection(prune, tuple(prune_experts)),
         max_batch=max_batch or imported.batch,
         calibration=imported.rows,
         expert_align=expert_align,
     )
     exporter.write(built, path)
-    imported.report.quality = built.quality
+    imported.report.quality, imported.report.pruning = built.quality, built.pruning
     for warning in imported.report.warnings:
         warnings.warn(warning, ExportWarning, stacklevel=2)
     return imported.report

@@ -1,4 +1,4 @@
-"""The command line: colibri export | inspect | verify | run | routes | trace | advise | build | targets."""
+"""The command line: colibri export | inspect | verify | diff | run | routes | trace | advise | build | targets."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from colibri import exporter, firmware, spec, toolchain
+from colibri.diff import compare
 from colibri.engine import load
 from colibri.errors import ColibriError, ExportError, ModelError
 from colibri.graph import Array, Graph
@@ -38,7 +39,7 @@ app = typer.Typer(
 )  # fmt: skip
 out, err = Console(), Console(stderr=True)
 
-STAGES = ("graph", *PASSES, "quantize", "merge", "program", "plan")
+STAGES = ("graph", *PASSES, "prune", "quantize", "merge", "program", "plan")
 Stage = Enum("Stage", {name: name for name in STAGES})  # type: ignore[misc]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
@@ -116,6 +117,15 @@ def _bytes(text: str | None) -> int | None:
     return int(float(match[1]) * 1024 ** " KMG".index(match[2].upper() or " "))
 
 
+def _pairs(text: str | None) -> tuple[tuple[int, int], ...]:
+    """Experts written as 0:3,0:5, layer and number, from 0."""
+    parts = [] if text is None else [part.strip() for part in text.split(",")]
+    pairs = [re.fullmatch(r"(\d+):(\d+)", part) for part in parts]
+    if None in pairs:
+        raise ExportError(f"experts {text!r} are not written layer:expert: write them like 0:3,0:5")
+    return tuple((int(pair[1]), int(pair[2])) for pair in pairs if pair is not None)
+
+
 def _arrays(path: Path, names: list[str]) -> list[Array]:
     """Arrays of a .npy file (one input) or a .npz file (by input name)."""
     try:
@@ -154,6 +164,12 @@ def export(
     ] = None,
     architecture: Architecture = None,
     calibration: Annotated[Path | None, typer.Option(help=".npy or .npz with real input rows.")] = None,
+    prune: Annotated[
+        str, typer.Option(help="Experts to take out: proven (no input can choose them), unused (on the data), none.")
+    ] = exporter.PROVEN.mode,
+    prune_experts: Annotated[
+        str | None, typer.Option(help="Experts to take out besides, as layer:expert, like 0:3,0:5.")
+    ] = None,
     max_batch: MaxBatch = None,
     expert_align: Annotated[
         int, typer.Option(help="Bytes each expert is aligned to; 64 saves flash.")
@@ -170,20 +186,27 @@ def export(
     """Export a trained model: read, verify, optimise, plan, certify, write."""
     with _errors(as_json, debug), _progress(as_json) as advance:
         style = exporter.Style(prefix, expert_sections)
+        selection = exporter.Selection(prune, _pairs(prune_experts))
+        if prune == "unused" and calibration is None:
+            raise ExportError("pruning unused experts needs real rows to know them by: pass --calibration rows.npy")
         advance("read", None)
         graph, rows, batch, report = _source(model, architecture)
         if calibration is not None:
             rows = [np.asarray(x, np.float32) for x in _arrays(calibration, graph.inputs)]
         how = exporter.Quantization(dtype, activations, residual_share, _bytes(budget), max_error)
-        built = exporter.build(graph, quantization=how, max_batch=max_batch or batch, calibration=rows,
-                               expert_align=expert_align, on_stage=advance)  # fmt: skip
+        built = exporter.build(graph, quantization=how, selection=selection, max_batch=max_batch or batch,
+                               calibration=rows, expert_align=expert_align, on_stage=advance)  # fmt: skip
         target = exporter.write(built, output, style)
     summary = {**built.summary(), "path": str(target)}
     if report is not None:
         summary["recognition"] = report.to_dict() if as_json else str(report)
     if built.quality is not None and as_json:
         summary |= {"weights": [asdict(c) for c in built.choices], "quality": built.quality.to_dict()}
+    if built.pruning.experts and as_json:
+        summary["pruning"] = built.pruning.to_dict()
     _report(summary, as_json)
+    if built.pruning.experts and not as_json:
+        print(built.pruning)
     if built.quality is not None and not as_json:
         table = Table("weight", "format", "bytes", "sensitivity", "", box=None, pad_edge=False)
         for c in built.choices:
@@ -250,6 +273,19 @@ def _operation(op: Any) -> dict[str, Any]:
     place = {k: f"{spec.SPACES[op[k]['space']]}+{op[k]['offset']}" for k in ("a", "b", "out") if op[k]["space"]}
     return {"op": code if func == "identity" else f"{code}.{func}", "rows": int(op["rows"]),
             "dims": [int(n) for n in op["dims"] if n], "a": "", "b": "", "out": "", **place}  # fmt: skip
+
+
+@app.command()
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="model.bin or the directory of an export.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same of another export.")],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what changed between two exports: experts, router, program, shared weights, pages."""
+    with _errors(as_json, debug):
+        difference = compare(*(load(model, verify=False).package for model in (old, new)))
+        print(json.dumps(difference.to_dict(), indent=1) if as_json else str(difference))
 
 
 @app.command()

@@ -95,8 +95,12 @@ class Model:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def routes(self, *inputs: Any) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
-        """The experts chosen, one array (batch, tokens, k) int32 for each MoE layer, best first."""
-        return [choices for choices, _ in self._record(inputs, logits=False)]
+        """The experts chosen, one array (batch, tokens, k) int32 for each MoE layer, best first.
+
+        Experts have their numbers in the original model, also where pruning has taken others out of the router.
+        """
+        found = [choices for choices, _ in self._record(inputs, logits=False)]
+        return [np.where(layer < 0, layer, self.package.numbers(n)[layer]) for n, layer in enumerate(found)]
 
     def logits(self, *inputs: Any) -> list[tuple[np.ndarray[Any, np.dtype[np.int32]], Array]]:
         """For each MoE layer the experts chosen, as `routes` gives them, and the logits (batch, tokens, experts)."""

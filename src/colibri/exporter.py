@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,13 @@ from colibri.emit.c_source import PLAIN as PLAIN
 from colibri.emit.c_source import Style as Style
 from colibri.engine import Model, load
 from colibri.errors import ExportError
-from colibri.graph import Array, Graph
+from colibri.graph import Array, Graph, expert_numbers, is_absent
 from colibri.lower import lower
 from colibri.passes import optimize
 from colibri.passes.merge import merge_gates
+from colibri.passes.prune import PROVEN as PROVEN
+from colibri.passes.prune import Pruning, prune
+from colibri.passes.prune import Selection as Selection
 from colibri.plan import plan
 from colibri.program import Program
 from colibri.quantize.choose import Choice, quantize
@@ -54,8 +57,8 @@ FP32 = Quantization()
 
 @dataclass(frozen=True)
 class Export:
-    """What an export produced: the final graph, its program, the certificate, the bytes of model.bin, and what
-    quantising chose and cost (empty and None for fp32)."""
+    """What an export produced: the final graph, its program, the certificate, the bytes of model.bin, what quantising
+    chose and cost (empty and None for fp32), and the experts taken out."""
 
     graph: Graph
     program: Program
@@ -63,6 +66,7 @@ class Export:
     image: bytes
     choices: list[Choice]
     quality: Quality | None
+    pruning: Pruning
 
     def files(self, style: Style = PLAIN) -> dict[str, bytes]:
         """The files of the export directory, by name."""
@@ -75,6 +79,8 @@ class Export:
             **load(self.image).package.summary(),
             "planner_lower_bound": self.program.lower_bound,
             "calibration_rows": self.certificate.rows,
+            "pruned_experts": len(self.pruning.experts),
+            "pruned_bytes": self.pruning.bytes,
         }
 
 
@@ -82,6 +88,7 @@ def build(
     graph: Graph,
     *,
     quantization: Quantization = FP32,
+    selection: Selection = PROVEN,
     max_batch: int = 1,
     calibration: Sequence[Array] | None = None,
     expert_align: int = spec.ALIGN_EXPERT,
@@ -90,7 +97,7 @@ def build(
     """Run every stage in memory and prove the engine equal to the reference on the calibration rows.
 
     `calibration` holds one array (rows, *shape) float32 for each input; without it, seeded normal rows stand in for the
-    certificate, and weights are quantised without looking at activations.
+    certificate, and weights are quantised without looking at activations. `selection` says which experts are taken out.
     Raises ExportError for anything that cannot be exported faithfully.
     """
     if not 1 <= max_batch <= spec.MAX_BATCH:
@@ -100,6 +107,11 @@ def build(
     _require_sound_constants(graph)
     graph = optimize(graph, stage)
     rows = list(calibration) if calibration is not None else _random_rows(graph)
+    whole = graph
+    graph, pruning = prune(graph, selection, rows, calibration is not None)
+    graph.validate()
+    stage("prune", graph)
+    left = graph
     graph, choices, quality = _quantize(graph, quantization, rows, calibration is not None)
     stage("quantize", graph)
     graph = merge_gates(graph)
@@ -109,10 +121,12 @@ def build(
     plan(program)
     stage("plan", program)
     certificate = certify(graph, rows)
-    info = {"name": graph.name, "dtype": quantization.dtype, "producer": f"colibri {spec.VERSION}",
+    info: dict[str, Any] = {"name": graph.name, "dtype": quantization.dtype, "producer": f"colibri {spec.VERSION}",
             "calibration": "given" if calibration is not None else "random"}  # fmt: skip
+    if pruning.experts:
+        info["pruned"] = {str(layer): experts for layer, experts in pruning.by_layer().items()}
     image = model_bin.write(program, certificate.golden, certificate.frequencies, info, expert_align)
-    export = Export(graph, program, certificate, image, choices, quality)
+    export = Export(graph, program, certificate, image, choices, quality, _sized(pruning, whole, left, program))
     _prove_equal(export, rows)
     stage("export", export)
     return export
@@ -131,6 +145,24 @@ def _quantize(
         raise ExportError(f"{how.dtype} has an output error of {quality.error:.3%}, more than the {how.max_error:.3%} "
                           "allowed: raise the limit, or use a wider format")  # fmt: skip
     return new, choices, quality
+
+
+def _sized(pruning: Pruning, whole: Graph, left: Graph, program: Program) -> Pruning:
+    """With the bytes an expert would have taken in the file: those of one of its layer and shape that is left."""
+    stored = iter(program.experts)
+    sizes: dict[tuple[int, str], int] = {}
+    for layer, node in enumerate(left.moe_nodes()):
+        for body, expert in zip(node.attrs["experts"], stored, strict=False):
+            if not is_absent(body):
+                sizes[layer, body.signature()] = len(expert.data)
+    layers = list(whole.moe_nodes())
+
+    def size(layer: int, expert: int, otherwise: int) -> int:
+        body = layers[layer].attrs["experts"][expert_numbers(layers[layer]).index(expert)]
+        return sizes.get((layer, body.signature()), otherwise)
+
+    experts = [replace(p, bytes=size(p.layer, p.expert, p.bytes)) for p in pruning.experts]
+    return replace(pruning, experts=experts)
 
 
 def write(export: Export, path: str | Path, style: Style = PLAIN) -> Path:
@@ -155,14 +187,32 @@ def write(export: Export, path: str | Path, style: Style = PLAIN) -> Path:
 
 
 def _require_sound_constants(graph: Graph) -> None:
+    masks = _masks(graph)
     for name, value in graph.constants.items():
         if isinstance(value, StoredWeight):
             weights.check(value)
-        elif not np.isfinite(value).all():
+        elif not (np.isfinite(value) | (np.isneginf(value) & (name in masks))).all():
             raise ExportError(f"constant {name!r} holds NaN or infinity: train or load the model again")
     for node in graph.moe_nodes():
         for expert in node.attrs["experts"]:
             _require_sound_constants(expert)
+
+
+def _masks(graph: Graph) -> set[str]:
+    """What is added to a router's logits, as biases are: -inf there says that an expert is never to be chosen."""
+    producers = graph.producers()
+    masks: set[str] = set()
+    ends = [node.inputs[1] for node in graph.moe_nodes()]
+    while ends:
+        node = producers.get(ends.pop())
+        if node is not None and node.op == "linear":
+            masks.update(node.inputs[2:])
+        elif node is not None and node.op == "binary" and node.attrs["func"] == "add":
+            masks.update(i for i in node.inputs if i in graph.constants)
+            ends += node.inputs
+        elif node is not None and node.op == "reshape":
+            ends += node.inputs
+    return masks
 
 
 def _umask() -> int:

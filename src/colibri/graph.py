@@ -373,6 +373,8 @@ def _moe(node: Node, shapes: list[Shape]) -> Shape:
         _need(len(expert.inputs) == len(expert.outputs) == 1, f"expert {n} must have one input and one output")
         _need(expert.shapes[expert.inputs[0]] == x[-1:], f"expert {n} must take one token of shape {x[-1:]}")
         _need(not any(True for _ in expert.moe_nodes()), f"expert {n} contains an MoE itself, which is not supported")
+    numbers = node.attrs.get("numbers")
+    _need(numbers is None or len(set(numbers)) == len(experts), f"numbers {numbers} do not name {len(experts)} experts")
     widths = {expert.shapes[expert.outputs[0]] for expert in experts}
     _need(len(widths) == 1 and len(next(iter(widths))) == 1, f"experts give different shapes {sorted(widths)}")
     return (*x[:-1], *next(iter(widths)))
@@ -391,8 +393,32 @@ OPS: dict[str, Callable[[Node, list[Shape]], Shape]] = {
     "slice": _slice,  # axis, start, stop, step
     "concat": _concat,  # axis
     "expand": _expand,  # NumPy broadcast_to; shape
-    "moe": _moe,  # x (…, in), logits (…, experts) -> (…, out); router: Router, experts: list[Graph]
+    "moe": _moe,  # x (…, in), logits (…, experts) -> (…, out); router: Router, experts: list[Graph]; numbers=None
 }
+
+
+# --- experts ----------------------------------------------------------------------------------------------------------
+
+
+def absent_expert(like: Graph) -> Graph:
+    """What stands in an expert's place when it has been pruned: no operations and no weights, zeros as its result."""
+    absent = Graph(like.name)
+    token = absent.add_input(like.inputs[0], like.shapes[like.inputs[0]])
+    zeros = np.zeros(like.shapes[like.outputs[0]], np.float32)
+    absent.outputs = [absent.add_constant(f"{token}.absent", zeros)]
+    return absent
+
+
+def is_absent(expert: Graph) -> bool:
+    """Whether an expert gives +0 everywhere without computing anything."""
+    name = expert.outputs[0]
+    return not expert.nodes and name in expert.constants and not expert.array(name).view(np.uint32).any()
+
+
+def expert_numbers(node: Node) -> list[int]:
+    """The number of each expert of a `moe` node in the original model: `numbers` where experts were taken out."""
+    numbers = node.attrs.get("numbers")
+    return list(range(len(node.attrs["experts"]))) if numbers is None else [int(n) for n in numbers]
 
 
 # --- text form: the small architecture file beside a safetensors file ------------------------------------------------
@@ -475,5 +501,5 @@ def _bodies(experts: Any) -> list[Any]:
     return [json.loads(template.replace("{e}", str(n))) for n in range(experts["count"])]
 
 
-__all__ = ["BINARY", "OPS", "REDUCE", "UNARY", "Graph", "Node", "Router", "from_json", "normalize_axis",
-           "to_json"]  # fmt: skip
+__all__ = ["BINARY", "OPS", "REDUCE", "UNARY", "Graph", "Node", "Router", "absent_expert", "expert_numbers",
+           "from_json", "is_absent", "normalize_axis", "to_json"]  # fmt: skip

@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from colibri.errors import ExportError
-from colibri.graph import Graph, Node, Router, Shape
+from colibri.graph import Graph, Node, Router, Shape, expert_numbers, is_absent
 from colibri.layouts import layout_of, record_floats, store
 from colibri.program import Buffer, Expert, Layer, Op, Operand, Place, Program, Tensor, View, liveness
 from colibri.spec import ALIGN_BUFFER, ALIGN_MODEL, EXPERT_TILE, LIMIT, align
@@ -339,7 +339,8 @@ class _Lowering:
     def _moe(self, node: Node) -> None:
         router: Router = node.attrs["router"]
         experts: list[Graph] = node.attrs["experts"]
-        integer = router.apply == "output" and all(_reads_input_as_int8(expert) for expert in experts)
+        present = [expert for expert in experts if not is_absent(expert)]
+        integer = router.apply == "output" and bool(present) and all(map(_reads_input_as_int8, present))
         x, tokens = self.int8_rows(node.inputs[0]) if integer else self.rows(node.inputs[0])
         logits, _ = self.rows(node.inputs[1])
         out, _, after = self.define_rows(node)
@@ -357,7 +358,7 @@ class _Lowering:
                w2=self.vector(f"{node.output}.expert_scale", router.expert_scale), comment=node.output)
         )  # fmt: skip
         self.program.layers.append(layer)
-        self.lower_experts(number, layer, experts, integer)
+        self.lower_experts(number, layer, node, integer)
         self.finish(node, after)
 
     def vector(self, name: str, values: Sequence[float]) -> Tensor | None:
@@ -367,15 +368,18 @@ class _Lowering:
         self.routers[name] = np.array(values, np.float32)
         return self.tensors.add(name, self.routers[name], "flat")
 
-    def lower_experts(self, number: int, layer: Layer, experts: Sequence[Graph], integer: bool) -> None:
+    def lower_experts(self, number: int, layer: Layer, node: Node, integer: bool) -> None:
         """Lower a layer's experts: one program for neighbours that differ only in their weights' values.
 
-        With `integer` the tokens come quantised already.
+        With `integer` the tokens come quantised already. An absent expert has no operations and no weights.
         """
         program = self.program
         rows: list[Expert] = []
         before = ""
-        for index, expert in enumerate(experts):
+        for index, expert in zip(expert_numbers(node), node.attrs["experts"], strict=True):
+            if is_absent(expert):
+                rows.append(Expert(number, index, 0, 0, 0, b""))
+                continue
             signature = expert.signature()
             if signature != before:
                 low = _Lowering(program, expert, layer.tile, "expert")

@@ -51,6 +51,17 @@ class Package:
             if at + size > len(self.data) or _crc32(self.data[at : at + size]) != crc:
                 raise _error("CHECKSUM", f"{self.path}: {name} do not match their checksum")
 
+    def numbers(self, layer: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """The number in the original model of each expert of a layer, by the number the engine knows it by."""
+        first = int(self.layers[layer]["first_expert"])
+        return self.experts["index"][first : first + int(self.layers[layer]["experts"])].astype(np.int32)
+
+    @property
+    def pruned(self) -> dict[int, list[int]]:
+        """The original numbers of the experts that were taken out at export, by layer."""
+        pruned = self.info.get("pruned")
+        return {int(k): list(v) for k, v in pruned.items()} if isinstance(pruned, dict) else {}
+
     def summary(self) -> dict[str, Any]:
         """The figures a user asks for first."""
         h = self.header
@@ -81,8 +92,9 @@ class Package:
                         round(float(e["frequency"]), 4)
                         for e in self.experts[layer["first_expert"] :][: layer["experts"]]
                     ],
+                    **({"pruned": self.pruned[n]} if n in self.pruned else {}),
                 }
-                for layer in self.layers
+                for n, layer in enumerate(self.layers)
             ],
         }
 

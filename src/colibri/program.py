@@ -159,7 +159,7 @@ class Program:
         shown: set[int] = set()
         for e in self.experts:
             lines.append(f"expert {e.index} of layer {e.layer}: {len(e.data)} bytes, {e.macs} multiply-accumulates")
-            if e.first_op not in shown:
+            if e.ops and e.first_op not in shown:
                 shown.add(e.first_op)
                 lines += [f"  {n:3d} {self.expert_ops[n]}" for n in range(e.first_op, e.first_op + e.ops)]
         return "\n".join(lines)

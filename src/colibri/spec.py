@@ -218,7 +218,7 @@ EXPERT = _record(
     ("u32", "crc", 1, "CRC-32 of its weights"),
     ("u32", "layer", 1, "the layer it belongs to"),
     ("u32", "first_op", 1, "its first operation record"),
-    ("u32", "ops", 1, "how many it has (experts of one shape share them)"),
+    ("u32", "ops", 1, "how many it has (experts of one shape share them); 0: pruned, it gives zeros and has no bytes"),
     ("u32", "index", 1, "its number in the original model's layer"),
     ("f32", "frequency", 1, "share of the calibration tokens that chose it, 0 where unknown"),
     ("u32", "reserved", 4, "zero"),

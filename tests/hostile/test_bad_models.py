@@ -752,6 +752,48 @@ def expert_without_operations(e: Editor) -> None:
     e.experts["ops"] = 0
 
 
+def prune(e: Editor, number: int) -> None:
+    for field in ("ops", "bytes", "macs"):
+        e.experts[field][number] = 0
+
+
+@attack("top1", "OK")
+def pruned_expert_between_two_that_share_a_program(e: Editor) -> None:
+    prune(e, 1)
+
+
+@attack("top2_shared", "OK")
+def pruned_expert_whose_first_operation_is_another_program(e: Editor) -> None:
+    prune(e, 0)
+    e.experts["first_op"][0] = len(e.ops)
+
+
+@attack("top1", "OK")
+def every_expert_pruned(e: Editor) -> None:
+    choices = int(e.ops["rows"][e.op("moe")]) * int(e.layers["k"][0])
+    e.header["worst_macs"] -= choices * int(e.experts["macs"].max())
+    for n in range(len(e.experts)):
+        prune(e, n)
+
+
+@attack("top1", "PROGRAM")
+def every_expert_pruned_but_the_cost_stated(e: Editor) -> None:
+    for n in range(len(e.experts)):
+        prune(e, n)
+
+
+@attack("top1", "EXPERT")
+def pruned_expert_with_weights(e: Editor) -> None:
+    prune(e, 1)
+    e.experts["bytes"][1] = 64
+
+
+@attack("top1", "EXPERT")
+def pruned_expert_with_work(e: Editor) -> None:
+    prune(e, 1)
+    e.experts["macs"][1] = 1
+
+
 @attack("top2_shared", "OK")
 def all_experts_share_one_weight_range(e: Editor) -> None:
     e.experts["offset"] = e.experts["offset"][0]

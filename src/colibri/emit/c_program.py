@@ -89,14 +89,16 @@ def _expert_function(program: Program, package: Package, layer: int, ops: Sequen
     shapes: dict[tuple[int, int], list[int]] = {}
     for number, record in enumerate(package.experts):
         if record["layer"] == layer:
-            shapes.setdefault((int(record["first_op"]), int(record["ops"])), []).append(number)
-    if len(shapes) == 1:
+            at = (int(record["first_op"]), int(record["ops"])) if record["ops"] else (0, 0)
+            shapes.setdefault(at, []).append(number)
+    if len(shapes) == 1 and (0, 0) not in shapes:
         first, size = next(iter(shapes))
         return [*head, *_calls(ops, range(first, first + size), count, "    "), "}"]
     body = []
     for (first, size), numbers in shapes.items():
-        body += [f"    {' '.join(f'case {n}:' for n in numbers)}",
-                 *_calls(ops, range(first, first + size), count, "        "), "        break;"]  # fmt: skip
+        calls = _calls(ops, range(first, first + size), count, "        ")
+        absent = [f"        clb_no_expert(frame->routed, {count});"]
+        body += [f"    {' '.join(f'case {n}:' for n in numbers)}", *(calls if size else absent), "        break;"]
     return [*head, "    switch (expert) {", *body, "    default: break;", "    }", "}"]
 
 

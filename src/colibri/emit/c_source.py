@@ -105,8 +105,10 @@ def _source(program: Program, package: Package, style: Style) -> str:
         shared = int(package.header["meta_bytes"]) + int(package.header["shared_bytes"])
         lines += _array(package, model, ".rodata.model", 0, shared)
         for n, (place, e) in enumerate(zip(places, package.experts, strict=True)):
+            if e["ops"] == 0:
+                continue
             lines += _array(package, f"{model}_expert_{n}", f".rodata.model.expert_{n}", place, int(e["bytes"]))
-        experts = [f"{model}_expert_{n}" for n in range(len(places))]
+        experts = [f"{model}_expert_{n}" if e["ops"] else "NULL" for n, e in enumerate(package.experts)]
     else:
         lines += _array(package, model, ".rodata.model", 0, size)
         experts = [f"{model} + {place}" for place in places]
@@ -147,6 +149,8 @@ def _linker_lines(package: Package) -> str:
     ]
     for n in order:
         e = package.experts[n]
+        if e["ops"] == 0:
+            continue
         lines.append(f"*(.rodata.model.expert_{n}) /* layer {e['layer']}, expert {e['index']}: "
                      f"{float(e['frequency']):.1%} of its layer's tokens, {e['bytes']} bytes */")  # fmt: skip
     return "\n".join([*lines, ""])

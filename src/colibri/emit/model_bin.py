@@ -51,7 +51,7 @@ def write(
 
     places, end = [], meta_bytes + len(program.shared)
     for expert in program.experts:
-        places.append(spec.align(end, expert_align))
+        places.append(spec.align(end, expert_align) if expert.data else end)
         end = places[-1] + spec.align(len(expert.data), spec.ALIGN_MODEL)
     image = bytearray(end)
     sections["tensors"] = b"".join(_tensor(t, meta_bytes) for t in program.tensors)

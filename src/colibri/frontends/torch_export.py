@@ -321,8 +321,10 @@ def _clear(graph: Graph, trace: Trace, batch: int) -> np.ndarray[Any, np.dtype[n
         if k < experts:
             ordered = np.sort(logits, axis=-1)
             chosen, other = ordered[..., experts - k], ordered[..., experts - k - 1]
-            size = np.maximum(np.maximum(np.abs(chosen), np.abs(other)), np.median(np.abs(logits), axis=-1))
-            clear &= (chosen - other > MARGIN * size).all(-1)
+            usual = np.median(np.abs(np.where(np.isneginf(logits), np.float32(0), logits)), axis=-1)  # -inf masks
+            size = np.maximum(np.maximum(np.abs(chosen), np.abs(other)), usual)
+            masked = np.isneginf(other) & (chosen > -np.inf)
+            clear &= (masked | (chosen - np.where(masked, 0, other) > MARGIN * size)).all(-1)
     return clear
 
 

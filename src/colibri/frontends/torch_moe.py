@@ -175,10 +175,11 @@ def route(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     ]()
     value, order = p.sort(dim=-1, descending=True, stable=True)
     chosen = torch.zeros_like(p, dtype=torch.bool).scatter(-1, order[:, : router.k], True)
-    clear = torch.isfinite(p).all(-1)
+    # -inf masks an expert, which is as clear as can be while there are k others.
+    clear = torch.isfinite(value[:, : router.k]).all(-1) & ~torch.isnan(p).any(-1)
     if router.k < router.experts:
         last, next_ = value[:, router.k - 1], value[:, router.k]
-        clear &= (last - next_) > MARGIN * torch.maximum(last.abs(), next_.abs())
+        clear &= ((last - next_) > MARGIN * torch.maximum(last.abs(), next_.abs())) | torch.isneginf(next_)
     w = torch.where(chosen, p, 0.0)
     if router.normalize == "sum":
         w = w / w.sum(-1, keepdim=True)

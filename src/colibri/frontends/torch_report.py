@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from colibri.graph import Array, Graph
+from colibri.passes.prune import Pruning
 from colibri.quantize.report import Quality
 
 
@@ -71,17 +72,21 @@ class Report:
     rows: int = 0
     ambiguous: int = 0
     quality: Quality | None = None
+    pruning: Pruning | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain lists, numbers and strings, ready for JSON."""
         quality = None if self.quality is None else self.quality.to_dict()
-        return {**asdict(replace(self, quality=None)), "quality": quality}
+        pruning = None if self.pruning is None else self.pruning.to_dict()
+        return {**asdict(replace(self, quality=None, pruning=None)), "quality": quality, "pruning": pruning}
 
     def __str__(self) -> str:
         lines = [str(block) for block in self.blocks] or ["no Mixture-of-Experts block recognised"]
         lines += [f"warning: {warning}" for warning in self.warnings]
         left_out = f", {self.ambiguous} ambiguous left out" if self.ambiguous else ""
         lines.append(f"the graph equals the module to {self.error:.1e} relative over {self.rows} rows{left_out}")
+        if self.pruning is not None and self.pruning.experts:
+            lines.append(str(self.pruning))
         if self.quality is not None:
             lines.append(str(self.quality))
         return "\n".join(lines)

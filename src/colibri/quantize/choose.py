@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from colibri.errors import ExportError
-from colibri.graph import Array, Graph, Node
+from colibri.graph import Array, Graph, Node, is_absent
 from colibri.quantize import formats
 from colibri.quantize.report import relative_error, weight_error
 from colibri.reference.interpreter import Trace, run
@@ -114,7 +114,8 @@ def quantize(
 def stored_bytes(graph: Graph) -> int:
     """Bytes of all constants as they are stored, experts included, padding and headers left out."""
     own = sum(value.nbytes for value in graph.constants.values())
-    return own + sum(stored_bytes(expert) for node in graph.moe_nodes() for expert in node.attrs["experts"])
+    experts = (expert for node in graph.moe_nodes() for expert in node.attrs["experts"] if not is_absent(expert))
+    return own + sum(map(stored_bytes, experts))
 
 
 def _check(
