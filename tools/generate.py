@@ -6,6 +6,7 @@ python tools/generate.py --write  # and rewrites them
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import textwrap
@@ -36,9 +37,9 @@ def c_format() -> str:
         lines += ["", f"enum clb_{enum} {{", *filled, "};"]
     for r in spec.RECORDS.values():
         lines += ["", f"/* {r.doc} */", "typedef struct {"]
-        for f in r.fields:
-            kind = _C_TYPES.get(f.type, f"clb_{f.type}")
-            lines.append(f"    {kind} {f.name}{f'[{f.count}]' if f.count > 1 else ''};")
+        for kind, fields in itertools.groupby(r.fields, lambda f: _C_TYPES.get(f.type, f"clb_{f.type}")):
+            names = ", ".join(f"{f.name}[{f.count}]" if f.count > 1 else f.name for f in fields)
+            lines += textwrap.wrap(f"{kind} {names};", 120, initial_indent="    ", subsequent_indent="        ")
         lines += [f"}} CLB_ALIAS clb_{r.name};", f'_Static_assert(sizeof(clb_{r.name}) == {r.bytes}, "no padding");']
     return "\n".join([*lines, "", "#endif", ""])
 

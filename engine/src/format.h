@@ -85,108 +85,51 @@ enum clb_apply {
 /* The first bytes of the file. */
 typedef struct {
     uint8_t magic[8];
-    uint32_t version;
-    uint32_t max_batch;
-    uint64_t total_bytes;
-    uint64_t meta_bytes;
-    uint64_t shared_bytes;
-    uint64_t context_bytes;
-    uint64_t worst_macs;
-    uint64_t worst_bytes;
-    uint32_t input_floats;
-    uint32_t output_floats;
-    uint32_t ports_offset;
-    uint32_t inputs;
-    uint32_t outputs;
-    uint32_t ops_offset;
-    uint32_t ops;
-    uint32_t main_ops;
-    uint32_t tensors_offset;
-    uint32_t tensors;
-    uint32_t layers_offset;
-    uint32_t layers;
-    uint32_t experts_offset;
-    uint32_t experts;
-    uint32_t golden_offset;
-    uint32_t golden_rows;
-    uint32_t golden_bytes;
-    uint32_t info_offset;
-    uint32_t info_bytes;
-    uint32_t meta_crc;
-    uint32_t shared_crc;
-    uint32_t reserved[26];
-    uint32_t header_crc;
+    uint32_t version, max_batch;
+    uint64_t total_bytes, meta_bytes, shared_bytes, context_bytes, worst_macs, worst_bytes;
+    uint32_t input_floats, output_floats, ports_offset, inputs, outputs, ops_offset, ops, main_ops, tensors_offset,
+        tensors, layers_offset, layers, experts_offset, experts, golden_offset, golden_rows, golden_bytes, info_offset,
+        info_bytes, meta_crc, shared_crc, reserved[26], header_crc;
 } CLB_ALIAS clb_header;
 _Static_assert(sizeof(clb_header) == 256, "no padding");
 
 /* One input or output of the model. */
 typedef struct {
     uint8_t name[32];
-    uint32_t floats;
-    uint32_t rank;
-    uint32_t dims[6];
+    uint32_t floats, rank, dims[6];
 } CLB_ALIAS clb_port;
 _Static_assert(sizeof(clb_port) == 64, "no padding");
 
 /* Where an operation finds one row of a value: offset + sample · sample_stride + row · row_stride. */
 typedef struct {
     uint64_t offset;
-    uint32_t sample_stride;
-    uint32_t row_stride;
-    uint32_t space;
-    uint32_t reserved;
+    uint32_t sample_stride, row_stride, space, reserved;
 } CLB_ALIAS clb_operand;
 _Static_assert(sizeof(clb_operand) == 24, "no padding");
 
 /* One operation on `rows` rows of every sample. */
 typedef struct {
-    uint16_t code;
-    uint16_t func;
+    uint16_t code, func;
     uint32_t rows;
-    clb_operand a;
-    clb_operand b;
-    clb_operand out;
-    clb_operand work;
-    uint32_t w0;
-    uint32_t w1;
-    uint32_t w2;
-    uint32_t dims[4];
-    uint32_t sa[4];
-    uint32_t sb[4];
-    uint32_t so[4];
-    float p0;
-    float p1;
+    clb_operand a, b, out, work;
+    uint32_t w0, w1, w2, dims[4], sa[4], sb[4], so[4];
+    float p0, p1;
     uint32_t before;
 } CLB_ALIAS clb_op;
 _Static_assert(sizeof(clb_op) == 192, "no padding");
 
 /* One weight tensor. */
 typedef struct {
-    uint64_t offset;
-    uint64_t bytes;
-    uint32_t layout;
-    uint32_t rows;
-    uint32_t cols;
-    uint32_t scope;
+    uint64_t offset, bytes;
+    uint32_t layout, rows, cols, scope;
 } CLB_ALIAS clb_tensor;
 _Static_assert(sizeof(clb_tensor) == 32, "no padding");
 
 /* One MoE layer: how it routes and where its experts are. */
 typedef struct {
-    uint32_t experts;
-    uint32_t k;
-    uint32_t score;
-    uint32_t normalize;
+    uint32_t experts, k, score, normalize;
     float scale;
-    uint32_t first_expert;
-    uint32_t d_in;
-    uint32_t d_out;
-    uint32_t tile;
-    uint32_t groups;
-    uint32_t kept_groups;
-    uint32_t group_rule;
-    uint32_t capacity;
-    uint32_t apply;
+    uint32_t first_expert, d_in, d_out, tile, groups, kept_groups, group_rule, capacity, apply;
     float epsilon;
     uint32_t reserved;
 } CLB_ALIAS clb_layer;
@@ -194,14 +137,8 @@ _Static_assert(sizeof(clb_layer) == 64, "no padding");
 
 /* One expert: its weights, its program, its share of the calibration tokens. */
 typedef struct {
-    uint64_t offset;
-    uint64_t bytes;
-    uint64_t macs;
-    uint32_t crc;
-    uint32_t layer;
-    uint32_t first_op;
-    uint32_t ops;
-    uint32_t index;
+    uint64_t offset, bytes, macs;
+    uint32_t crc, layer, first_op, ops, index;
     float frequency;
     uint32_t reserved[4];
 } CLB_ALIAS clb_expert;
@@ -209,8 +146,7 @@ _Static_assert(sizeof(clb_expert) == 64, "no padding");
 
 /* The head of one golden row; after it float32 input[input_floats], then u16 choices in the order they are made (layer, token, slot), then zeros to a multiple of 4 bytes. */
 typedef struct {
-    uint32_t output_crc;
-    uint32_t choices;
+    uint32_t output_crc, choices;
 } CLB_ALIAS clb_golden;
 _Static_assert(sizeof(clb_golden) == 8, "no padding");
 

@@ -99,8 +99,7 @@ class Model:
 
         Experts have their numbers in the original model, also where pruning has taken others out of the router.
         """
-        found = [choices for choices, _ in self._record(inputs, logits=False)]
-        return [np.where(layer < 0, layer, self.package.numbers(n)[layer]) for n, layer in enumerate(found)]
+        return [choices for choices, _ in self._record(inputs, logits=False)]
 
     def logits(self, *inputs: Any) -> list[tuple[np.ndarray[Any, np.dtype[np.int32]], Array]]:
         """For each MoE layer the experts chosen, as `routes` gives them, and the logits (batch, tokens, experts)."""
@@ -109,13 +108,15 @@ class Model:
     def _record(self, inputs: tuple[Any, ...], logits: bool) -> list[tuple[np.ndarray[Any, np.dtype[np.int32]], Array]]:
         pieces: list[_Recorded] = []
         self._run(self._pack(inputs), pieces, logits)
-        layers, choice_at, logit_at = [], 0, 0
+        layers: list[tuple[np.ndarray[Any, np.dtype[np.int32]], Array]] = []
+        choice_at = logit_at = 0
         for tokens, k, experts in self._layers:
             width, logit_width = tokens * k, tokens * experts if logits else 0
             chosen = [p.choices[p.rows * choice_at :][: p.rows * width].reshape(p.rows, tokens, k) for p in pieces]
             shape = (tokens, experts if logits else 0)
             scores = [p.logits[p.rows * logit_at :][: p.rows * logit_width].reshape(p.rows, *shape) for p in pieces]
-            layers.append((np.concatenate(chosen), np.concatenate(scores)))
+            choices, numbers = np.concatenate(chosen), self.package.numbers(len(layers))
+            layers.append((np.where(choices < 0, choices, numbers[choices]), np.concatenate(scores)))
             choice_at, logit_at = choice_at + width, logit_at + logit_width
         return layers
 

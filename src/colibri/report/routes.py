@@ -15,7 +15,7 @@ from colibri.errors import ColibriError
 from colibri.graph import Array
 from colibri.package import Package
 from colibri.quantize.report import Flips, compare_routes
-from colibri.report.traces import Trace, originals, renumber, require_layers
+from colibri.report.traces import Trace, require_layers
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
@@ -62,16 +62,17 @@ def calibrated_use(package: Package) -> list[Use]:
     if not package.experts["frequency"].any():
         raise ColibriError(f"{package.path} holds no calibrated frequencies: pass --input with rows to measure them")
     found = []
-    for n, (layer, numbers) in enumerate(zip(package.layers, originals(package), strict=True)):
+    for n, layer in enumerate(package.layers):
         shares = package.experts["frequency"][layer["first_expert"] :][: layer["experts"]]
-        found.append(use(n, int(layer["k"]), numbers.tolist(), shares.tolist()))
+        found.append(use(n, int(layer["k"]), package.numbers(n).tolist(), shares.tolist()))
     return found
 
 
 def measured_use(package: Package, trace: Trace) -> list[Use]:
     """Use in a trace of this very model."""
     found = []
-    for n, (layer, numbers) in enumerate(zip(trace.layers, originals(package), strict=True)):
+    for n, layer in enumerate(trace.layers):
+        numbers = package.numbers(n)
         shares = [float((layer == e).any(axis=-1).mean()) for e in numbers]
         found.append(use(n, layer.shape[-1], numbers.tolist(), shares))
     return found
@@ -112,16 +113,15 @@ def flips(model: Model, reference: Model, inputs: Sequence[Any]) -> list[LayerFl
                            f"and {len(theirs.layers)} MoE layers, and inputs {ports[0]} and {ports[1]}")  # fmt: skip
     before, after = reference.logits(*inputs), model.routes(*inputs)
     found = []
-    for n, ((chosen, logits), now) in enumerate(zip(before, after, strict=True)):
-        old, new = originals(theirs)[n], originals(ours)[n]
-        if chosen.shape[1] != now.shape[1]:
+    for n, ((first, logits), second) in enumerate(zip(before, after, strict=True)):
+        old, new = theirs.numbers(n), ours.numbers(n)
+        if first.shape[1] != second.shape[1]:
             raise ColibriError(f"{ours.path} and {theirs.path} are not exports of one model: layer {n} routes "
-                               f"{now.shape[1]} and {chosen.shape[1]} tokens a row")  # fmt: skip
+                               f"{second.shape[1]} and {first.shape[1]} tokens a row")  # fmt: skip
         wide = np.full((*logits.shape[:-1], max(int(old.max()), int(new.max())) + 1), -np.inf, np.float32)
         wide[..., old] = logits
-        first, second = renumber(chosen, old), renumber(now, new)
         same = (np.sort(_padded(first, second)) == np.sort(_padded(second, first))).all(axis=-1).reshape(-1)
-        gaps = _margins(wide, chosen.shape[-1])
+        gaps = _margins(wide, first.shape[-1])
         found.append(LayerFlips(compare_routes(f"layer {n}", first, second, wide), _quantiles(gaps),
                                 _quantiles(gaps[~same])))  # fmt: skip
     return found

@@ -37,24 +37,10 @@ class Trace:
         return len(self.layers[0])
 
 
-def originals(package: Package) -> list[Routes]:
-    """For every layer, the original numbers (experts,) of the experts the file has."""
-    return [
-        package.experts["index"][layer["first_expert"] :][: layer["experts"]].astype(np.int32)
-        for layer in package.layers
-    ]
-
-
-def renumber(choices: Routes, numbers: Routes) -> Routes:
-    """Choices among a layer's experts as original numbers; NONE stays."""
-    return np.where(choices < 0, np.int32(NONE), numbers[choices])
-
-
 def record(model: Model, inputs: Sequence[Any]) -> Trace:
     """Run `inputs` (rows, *shape), rows in the order of time; raises ColibriError for a model without MoE layers."""
     require_layers(model.package)
-    routes = model.routes(*inputs)
-    return Trace([renumber(r, numbers) for r, numbers in zip(routes, originals(model.package), strict=True)])
+    return Trace(model.routes(*inputs))
 
 
 def require_layers(package: Package) -> None:
@@ -99,7 +85,8 @@ def positions(trace: Trace, package: Package) -> list[Routes]:
         raise ColibriError(f"the trace has {len(trace.layers)} MoE layers, but {package.path} has "
                            f"{len(package.layers)}: record one with this model")  # fmt: skip
     found = []
-    for n, (layer, numbers) in enumerate(zip(trace.layers, originals(package), strict=True)):
+    for n, layer in enumerate(trace.layers):
+        numbers = package.numbers(n)
         strange = ~np.isin(layer, [NONE, *numbers])
         if strange.any():
             raise ColibriError(f"the trace has expert {layer[strange][0]} in layer {n}, which {package.path} has not: "
