@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from colibri import engine, exporter
-from colibri.errors import ExportError
 from colibri.frontends.families import FAMILIES
-from colibri.graph import Graph, Router
+from colibri.graph import Router
 from colibri.reference import ops
 from colibri.reference.interpreter import Trace, run
 from tests.reference.families import CASES, HIDDEN, TOKENS, made
@@ -43,7 +42,7 @@ def dense(chosen: Array, weights: Array, experts: int) -> tuple[Array, Array]:
 
 @dataclasses.dataclass(frozen=True)
 class Deviation:
-    """How far a graph is from a module: tokens that go elsewhere, relative weights, outputs in shares of the largest."""
+    """How far a graph is from a module: tokens that go elsewhere, weights relative, outputs of the largest."""
 
     elsewhere: int
     weights: float
