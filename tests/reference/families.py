@@ -278,8 +278,8 @@ GATED = {"shared": "shared_expert", "shared_gate": "shared_expert_gate"}
 SHARED = {"shared": "shared_experts"}
 QWEN = {"num_experts": 9, "num_experts_per_tok": 3, MOE: INNER}
 LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": INNER}
-CORRECTED = {"n_routed_experts": 12, "num_experts_per_tok": 4, "num_attention_heads": 2, MOE: INNER, "bias": "e_score_correction_bias",
-             "parts": SHARED}  # fmt: skip
+CORRECTED = {"n_routed_experts": 12, "num_experts_per_tok": 4, "num_attention_heads": 2, MOE: INNER,
+             "bias": "e_score_correction_bias", "parts": SHARED}  # fmt: skip
 LFM2 = {**QWEN, "bias": "expert_bias", "routed_scaling_factor": 1.7}
 ERNIE = {"moe_num_experts": 8, "moe_k": 3, MOE: INNER, "bias": "moe_statics.e_score_correction_bias", "parts": SHARED}
 SWITCH = {"d_ff": INNER, "num_experts": 4, "choices": _switch_choices, "router": "router",
