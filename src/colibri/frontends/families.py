@@ -170,15 +170,15 @@ def router_of(config: Any, *, layer: int | None = None, bias: Any = None, expert
     epsilon = 0.0
     if normalize in ("sum", "clamped") or score == "sparse_mixer":
         epsilon = read.number(family.epsilon)
-    return Router(
-        experts, k, score, normalize,
-        scale=read.number(family.scale),
-        bias=read.tensor("bias", family.bias if biased else "", bias),
-        epsilon=epsilon,
-        expert_scale=read.tensor("expert_scale", family.expert_scale, expert_scale),
-        capacity=0 if family.capacity is None else read.count(family.capacity),
-        apply=family.apply, **groups,
-    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "scale": read.number(family.scale), "bias": read.tensor("bias", family.bias if biased else "", bias),
+        "epsilon": epsilon, "expert_scale": read.tensor("expert_scale", family.expert_scale, expert_scale),
+        "capacity": 0 if family.capacity is None else read.count(family.capacity), "apply": family.apply, **groups,
+    }  # fmt: skip
+    try:
+        return Router(experts, k, score, normalize, **fields)
+    except ExportError as error:
+        raise read.refuse(f"{error}: correct the configuration") from None
 
 
 class _Reader:
@@ -217,7 +217,9 @@ class _Reader:
         return name, self._of_layer(name, found) if isinstance(found, list | tuple) else found
 
     def _of_layer(self, name: str, found: Sequence[Any]) -> Any:
-        if self.layer is None and found and all(x == found[0] for x in found):
+        if not found:
+            raise self.refuse(f"{name} is an empty list: write its values into the configuration")
+        if self.layer is None and all(x == found[0] for x in found):
             return found[0]
         if self.layer is None:
             raise self.refuse(f"{name} differs between layers: pass layer=")
