@@ -143,7 +143,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("gemma4", {"num_experts": 8, "top_k_experts": 2}, {}, "enable_moe_block = False is not supported"),
     ("gemma4", {"enable_moe_block": True}, {}, "num_experts is missing"),
     ("gemma4", {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2}, {}, "pass it as expert_scale="),
-    ("mixtral", {"num_local_experts": 8, "num_experts": 4}, {}, "num_experts = 4, num_local_experts = 8: leave one"),
+    ("mixtral", {"num_local_experts": 8, "num_experts": 4}, {}, "num_local_experts = 8, num_experts = 4: leave one"),
     ("mixtral", {"num_experts_per_tok": "2"}, {}, "num_experts_per_tok = '2' is not a whole number"),
     ("mixtral", {"num_experts_per_tok": True}, {}, "num_experts_per_tok = True is not a whole number"),
     ("mixtral", {"num_experts_per_tok": 0}, {}, "num_experts_per_tok = 0 is less than 1"),

@@ -81,13 +81,14 @@ def _deepseek_v3(title: str, experts: Value, k: Value, scale: float, groups: int
 
 
 _NUM_EXPERTS = "num_experts num_local_experts"
+_LOCAL_EXPERTS = "num_local_experts num_experts"
 _ROUTED = "n_routed_experts num_local_experts num_experts"
 _K = "num_experts_per_tok"
 
 FAMILIES: dict[str, Family] = {
     "qwen3_moe": Family("Qwen3-MoE", _value(_NUM_EXPERTS, 128), _value(_K, 8),
                         normalized=_value("norm_topk_prob", False)),
-    "gpt_oss": Family("GPT-OSS", _value(_NUM_EXPERTS, 128), _value(f"{_K} experts_per_token", 4), normalized=True,
+    "gpt_oss": Family("GPT-OSS", _value(_LOCAL_EXPERTS, 128), _value(f"{_K} experts_per_token", 4), normalized=True,
                       around="logits and experts have biases; gate g and up u interleaved, g at most 7, u within ±7, "
                              "(u + 1) · g · sigmoid(1.702 · g)"),
     "qwen3_next": Family("Qwen3-Next", _value(_NUM_EXPERTS, 512), _value(_K, 10),
@@ -95,7 +96,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_moe": Family("Qwen3.5-MoE, Qwen3.6-MoE", _value(_NUM_EXPERTS, 256), _value(_K, 8), normalized=True,
                           only=_ALWAYS_NORMALIZED, around=_GATED_SHARED),
     "olmoe": Family("OLMoE", _value(_NUM_EXPERTS, 64), _value(_K, 8), normalized=_value("norm_topk_prob", False)),
-    "granitemoe": Family("GraniteMoE", _value(_NUM_EXPERTS, 8), _value(_K, 2), normalized=True),
+    "granitemoe": Family("GraniteMoE", _value(_LOCAL_EXPERTS, 8), _value(_K, 2), normalized=True),
     "lfm2_moe": Family("LFM2-MoE", _value(_NUM_EXPERTS, 32), _value(_K, 4), "sigmoid",
                        normalized=_value("norm_topk_prob", True), epsilon=1e-6,
                        scale=_value("routed_scaling_factor", 1.0), bias="expert_bias",
@@ -120,10 +121,10 @@ FAMILIES: dict[str, Family] = {
                                 2.446, 1, 1, _SHARED),
     "nemotron_h": _deepseek_v3("Nemotron-H", _value(_ROUTED, 8), _value(_K, 2), 1.0, 1, 1,
                                "+ shared(x); experts are W₂ relu(W₁x)², not gated, perhaps between two projections"),
-    "mixtral": Family("Mixtral", _value(_NUM_EXPERTS, 8), _value(_K, 2), normalized=True),
-    "minimax_m2": Family("MiniMax-M2", _value(_NUM_EXPERTS, 256), _value(_K, 8), "sigmoid", normalized=True,
+    "mixtral": Family("Mixtral", _value(_LOCAL_EXPERTS, 8), _value(_K, 2), normalized=True),
+    "minimax_m2": Family("MiniMax-M2", _value(_LOCAL_EXPERTS, 256), _value(_K, 8), "sigmoid", normalized=True,
                          bias=_CORRECTION, only=(_SIGMOID, (_value("use_routing_bias", True), (True,)))),
-    "phimoe": Family("Phi-3.5-MoE", _value(_NUM_EXPERTS, 16), _value(_K, 2), "sparse_mixer",
+    "phimoe": Family("Phi-3.5-MoE", _value(_LOCAL_EXPERTS, 16), _value(_K, 2), "sparse_mixer",
                      epsilon=_value("router_jitter_noise", 0.01), only=((_value(_K, 2), (2,)),)),
     "qwen2_moe": Family("Qwen2-MoE", _value(_NUM_EXPERTS, 60), _value(_K, 4),
                         normalized=_value("norm_topk_prob", False), around=_GATED_SHARED),
@@ -134,7 +135,7 @@ FAMILIES: dict[str, Family] = {
                                   capacity=_value("expert_capacity", 64),
                                   only=((_value("router_type", "tokens_masked"), ("tokens_masked",)),),
                                   around="logits perhaps with a bias; experts are W₂ relu(W₁x), not gated"),
-    "llama4": Family("Llama-4", _value(_NUM_EXPERTS, 16), _value(_K, 1), "sigmoid", apply="input", around=_SHARED),
+    "llama4": Family("Llama-4", _value(_LOCAL_EXPERTS, 16), _value(_K, 1), "sigmoid", apply="input", around=_SHARED),
 }  # fmt: skip
 
 
