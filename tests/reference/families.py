@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from colibri.frontends.families import router_of
+from colibri.frontends.families import FAMILIES, Value, router_of
 from colibri.graph import Graph, Router
 
 Array = np.ndarray[Any, Any]
@@ -350,3 +350,17 @@ CASES: dict[str, Case] = {
 def made(name: str) -> Block:
     """The block of a case."""
     return CASES[name].make()
+
+
+@functools.cache
+def sized(name: str, experts: int, k: int) -> tuple[Case, Block]:
+    """A case with so many experts, in one group, and so many of them chosen."""
+    case = CASES[name]
+    family = FAMILIES[case.family]
+    changed = dict(case.settings)
+    for value, number in ((family.experts, experts), (family.k, k), (family.groups, 1), (family.kept_groups, 1)):
+        if isinstance(value, Value):
+            present = [n for n in value.names if n in changed] or [value.names[0]]
+            changed[present[0]] = number
+    case = replace(case, settings=changed)
+    return case, case.make(5)

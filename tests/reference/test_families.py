@@ -18,7 +18,7 @@ from colibri.frontends.families import FAMILIES
 from colibri.graph import Router, from_json, to_json
 from colibri.reference import ops
 from colibri.reference.interpreter import Trace, run
-from tests.reference.families import CASES, HIDDEN, MISTAKES, TOKENS, made
+from tests.reference.families import CASES, HIDDEN, MISTAKES, TOKENS, Block, Case, made, sized
 
 Array = np.ndarray[Any, Any]
 ROWS = 12
@@ -49,9 +49,12 @@ class Deviation:
     outputs: float
 
 
-def deviation(name: str, router: Router | None = None, mistake: str = "", x: Array | None = None) -> Deviation:
-    case, block = CASES[name], made(name)
-    x = rows() if x is None else x
+def deviation(name: str, router: Router | None = None, mistake: str = "") -> Deviation:
+    return compare(CASES[name], made(name), router, mistake)
+
+
+def compare(case: Case, block: Block, router: Router | None = None, mistake: str = "") -> Deviation:
+    x = rows()
     graph = case.graph(block, router, mistake)
     want, (their_experts, their_weights) = block.run(torch.from_numpy(x.copy()))
     trace = Trace()
@@ -78,6 +81,43 @@ def test_choices_weights_and_outputs_are_the_module_s(name: str, record_property
     assert seen.elsewhere == 0
     assert seen.weights <= WEIGHT
     assert seen.outputs <= OUTPUT
+
+
+EDGES = [
+    (name, experts, k)
+    for name, case in CASES.items()
+    for experts, k in (
+        [(2, 2)]
+        if case.family == "phimoe"  # takes two whatever it is told
+        else [(2 if case.bias and FAMILIES[case.family].group_rule == "top2" else 1, 1), (5, 5)]  # their topk(2) fails
+    )
+    if not (case.family == "switch_transformers" and k > 1)
+]
+
+
+@pytest.mark.parametrize(("name", "experts", "k"), EDGES)
+def test_one_expert_or_all_of_them(name: str, experts: int, k: int) -> None:
+    case, block = sized(name, experts, k)
+    router = case.descriptor(block)
+    assert (router.experts, router.k) == (experts, k)
+    seen = compare(case, block)
+    assert seen.elsewhere == 0
+    assert seen.weights <= WEIGHT
+    assert seen.outputs <= OUTPUT
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_token_of_nan_spoils_itself_alone(name: str) -> None:
+    x = rows()
+    x[3, 2, 5] = np.nan
+    want = made(name).run(torch.from_numpy(x.copy()))[0].numpy()
+    have = np.asarray(engine.load(exported(name).image)(x))
+    spoilt = np.zeros(have.shape[:2], bool)
+    spoilt[3, 2] = True
+    lost = (want == 0).all(-1)  # beyond a capacity
+    assert np.array_equal(np.isnan(want).all(-1), spoilt & ~lost)
+    assert np.array_equal(np.isnan(have), np.isnan(want))
+    assert np.nanmax(np.abs(have - want)) <= OUTPUT * np.nanmax(np.abs(want))
 
 
 @functools.cache
