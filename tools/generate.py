@@ -1,4 +1,4 @@
-"""Writes what follows from `colibri.spec`: C headers and tables in the documents.
+"""Writes what follows from `colibri.spec` and from other tables of the package: C headers, tables in the documents.
 
 python tools/generate.py          # names the files that are out of date
 python tools/generate.py --write  # and rewrites them
@@ -13,6 +13,8 @@ import textwrap
 from pathlib import Path
 
 from colibri import spec
+from colibri.frontends import families
+from colibri.frontends.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -88,6 +90,45 @@ def doc_errors() -> str:
     return "\n".join(["| value | name | meaning and what to do |", "|---:|---|---|", *rows])
 
 
+def doc_families() -> str:
+    """The table of docs/routing.md."""
+    lines = ["| family (`model_type`) | experts, k | p | w | chosen by | refused unless | beside the mixture |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for kind, f in FAMILIES.items():
+        p = {"softmax": "softmax", "sigmoid": "sigmoid", "sparse_mixer": "sparse mixer"}[f.score]
+        least = _told(f.epsilon)
+        total = f"max(Σ, {least})" if f.clamped else "Σ" if f.epsilon == 0 else f"(Σ + {least})"
+        w = f"the mixer's, ε = {least}" if f.score == "sparse_mixer" else "p"
+        w += "" if f.normalized is False else f" / {total}"
+        w += f" if {_told(f.normalized)} else p" if isinstance(f.normalized, families.Value) else ""
+        if f.scale != 1.0:
+            w = (f"({w})" if " if " in w else w) + f" · {_told(f.scale)}"
+        w += f" · `{f.expert_scale}`" if f.expert_scale else ""
+        w += "; multiplies the expert's input" if f.apply == "input" else ""
+        by = "p" if not f.bias else f"p + `{f.bias}`"
+        by += "" if f.bias_if is True else f" if {_told(f.bias_if)}"
+        if f.groups is not None:
+            rule = "largest key" if f.group_rule == "max" else "sum of two largest keys"
+            by += f"; {_told(f.kept_groups)} of {_told(f.groups)} groups by their {rule}"
+            by += f" if {_told(f.groups_if[0])} is `{f.groups_if[1]}`" if f.groups_if else ""
+        by += f"; at most {_told(f.capacity)} tokens an expert" if f.capacity is not None else ""
+        only = ", ".join(f"{_names(v)} {' or '.join(f'`{a}`' for a in allowed)}" for v, allowed in f.only)
+        sizes = f"{_told(f.experts)}, {_told(f.k)}"
+        lines.append(f"| {f.title} (`{kind}`) | {sizes} | {p} | {w} | {by} | {only} | {f.around} |")
+    return "\n".join(lines)
+
+
+def _names(value: families.Value) -> str:
+    return ", ".join(f"`{name}`" for name in value.names[:1])
+
+
+def _told(value: object) -> str:
+    """A value of a configuration, with its class's default in brackets."""
+    if not isinstance(value, families.Value):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{_names(value)} ({'none' if value.default is None else value.default})"
+
+
 def generated(root: Path) -> dict[Path, str]:
     """Every generated file under the repository `root`, with the content it should have."""
     whole = {"engine/src/format.h": c_format(), "engine/src/error_text.h": c_error_text()}
@@ -95,6 +136,7 @@ def generated(root: Path) -> dict[Path, str]:
         "engine/include/colibri.h": ("/*", "*/", "errors", c_errors()),
         "docs/format.md": ("<!--", "-->", "records", doc_records()),
         "docs/guide.md": ("<!--", "-->", "errors", doc_errors()),
+        "docs/routing.md": ("<!--", "-->", "families", doc_families()),
     }
     files = {root / path: text for path, text in whole.items()}
     for path, (left, right, name, text) in parts.items():
