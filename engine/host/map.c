@@ -403,11 +403,13 @@ static int unlock_pages(clb_map *m, clb_pages pages)
     return munlock(pages.at, pages.bytes) == 0 ? COLIBRI_OK : COLIBRI_ERR_LOCK_FAILED;
 }
 
+/* The page cache keeps pages in blocks of up to HUGE bytes, and gives up whole ones that nobody maps. */
 static int release_pages(clb_map *m, clb_pages pages)
 {
-    const off_t offset = (off_t)(pages.at - m->model);
+    const size_t offset = (size_t)(pages.at - m->model), first = offset / HUGE * HUGE;
+    const off_t length = (off_t)(align_up(offset + pages.bytes, HUGE) - first);
     return madvise(pages.at, pages.bytes, MADV_DONTNEED) == 0 &&
-                   posix_fadvise(m->file, offset, (off_t)pages.bytes, POSIX_FADV_DONTNEED) == 0
+                   posix_fadvise(m->file, (off_t)first, length, POSIX_FADV_DONTNEED) == 0
                ? COLIBRI_OK
                : COLIBRI_ERR_RELEASE_FAILED;
 }

@@ -96,8 +96,9 @@ typedef struct colibri_progress {
 COLIBRI_API int colibri_map_lock(colibri_map_t *map, const int32_t *experts, int count, colibri_progress_t *done);
 COLIBRI_API int colibri_map_unlock(colibri_map_t *map, const int32_t *experts, int count, colibri_progress_t *done);
 
-/* Give back the memory of experts that will not be used for some time, the page cache's included where no other process
- * maps them; the next use reads them again. Locked experts are refused: COLIBRI_ERR_RELEASE_FAILED. */
+/* Give back the memory of experts that will not be used for some time; the next use reads them again. The page cache gives
+ * up what nobody maps in blocks of up to 2 MB: a block may stay for the sake of a neighbour, or take along one that is
+ * cached but not mapped. Locked experts are refused: COLIBRI_ERR_RELEASE_FAILED. */
 COLIBRI_API int colibri_map_release(colibri_map_t *map, const int32_t *experts, int count, colibri_progress_t *done);
 
 /* Ask for huge pages for all weights, before they are read. COLIBRI_ERR_HUGE_PAGES: this process gets none. Otherwise

@@ -65,9 +65,15 @@ ERRORS: tuple[tuple[str, str], ...] = (
     ("NO_EXPERT", "the model has no expert of this number: pass 0 to colibri_get_num_experts() - 1"),
     ("LOCK_LIMIT", "the limit on locked memory is reached: raise it (ulimit -l, LimitMEMLOCK=) or lock fewer experts"),
     ("LOCK_FAILED", "the system does not lock this memory: free some, or run where locking is allowed"),
-    ("HUGE_PAGES", "the system gives this process no huge pages: allow them (transparent_hugepage=madvise) or go without"),
+    (
+        "HUGE_PAGES",
+        "the system gives this process no huge pages: allow them (transparent_hugepage=madvise) or go without",
+    ),
     ("RELEASE_FAILED", "the system does not release this memory: unlock these experts first"),
-    ("THREAD_FAILED", "a prefetching thread cannot be started: raise the limit (ulimit -u), free memory, or go without"),
+    (
+        "THREAD_FAILED",
+        "a prefetching thread cannot be started: raise the limit (ulimit -u), free memory, or go without",
+    ),
     ("UNSUPPORTED", "this system has no such service: read the model into memory and give that to colibri_init"),
 )
 

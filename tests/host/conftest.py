@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
 import os
 import pickle
+import platform
 import subprocess
 import traceback
 from collections.abc import Callable
@@ -15,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colibri import exporter, spec
+from colibri import exporter, package, spec
 from colibri.engine import aligned
 from colibri.graph import Graph, Router
+from tests import graphs
 from tests.engine.conftest import Build, build_engine, compiler
-from tests.graphs import expert, linear
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -53,7 +55,7 @@ class Host:
     """The library's functions, by name without `colibri_`."""
 
     def __init__(self, library: Path) -> None:
-        self.lib = ctypes.CDLL(str(library))
+        self.lib = ctypes.CDLL(str(library), use_errno=True)
         for name, result in (("map_model", ctypes.c_void_p), ("init", ctypes.c_void_p), ("model_size", ctypes.c_size_t),
                              ("error_name", ctypes.c_char_p)):  # fmt: skip
             getattr(self.lib, f"colibri_{name}").restype = result
@@ -63,13 +65,15 @@ class Host:
 
 
 class Map:
-    """An open colibri_map_t and a context on it; `error` is the name of what opening returned."""
+    """An open colibri_map_t and a context on it; `error` is the name of what opening returned, beside errno."""
 
     def __init__(self, host: Host, path: Path, options: int = 0) -> None:
         self.host, self.memory = host, (ctypes.c_uint64 * 16)()
         ctypes.set_errno(0)
         self.error = name(host.map_open(self.memory, os.fsencode(path), options))
+        self.errno = ctypes.get_errno()
         self.context: Any = None
+        self.prefetchers: list[Any] = []
 
     @property
     def address(self) -> int:
@@ -80,6 +84,8 @@ class Map:
         return name(self.host.map_status(self.memory))
 
     def close(self) -> None:
+        for memory in self.prefetchers:
+            self.host.prefetch_stop(memory)
         self.host.map_close(self.memory)
 
     def start(self) -> Context:
@@ -122,7 +128,7 @@ def name(code: int) -> str:
 
 
 def in_child(act: Callable[[], Any]) -> Any:
-    """What `act` returns in a child process; the negative signal number where one ended it. Fails with its traceback."""
+    """What `act` returns in a child process, or minus the signal that ended it; fails with its traceback."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -145,7 +151,7 @@ def in_child(act: Callable[[], Any]) -> Any:
 
 
 def become_nobody() -> None:
-    """Give up root in a child; skips where the tests do not run as root but need another user's file."""
+    """Give up root, in a child."""
     if os.geteuid() == 0:
         os.setgid(NOBODY)
         os.setuid(NOBODY)
@@ -165,18 +171,35 @@ def host(build: Build) -> Host:
     return Host(library)
 
 
-@pytest.fixture(scope="session")
-def export() -> exporter.Export:
+@functools.cache
+def exported() -> exporter.Export:
     """Two layers of six experts, each of 67 pages or more."""
     graph = Graph("host")
     rng = np.random.default_rng(1)
     x = graph.add_input("x", (WIDTH,))
     for layer in range(LAYERS):
-        logits = linear(graph, rng, x, EXPERTS, True)
-        experts = [expert(layer * EXPERTS + e, WIDTH, HIDDEN, WIDTH, 0) for e in range(EXPERTS)]
+        logits = graphs.linear(graph, rng, x, EXPERTS, True)
+        experts = [graphs.expert(layer * EXPERTS + e, WIDTH, HIDDEN, WIDTH, 0) for e in range(EXPERTS)]
         x = graph.add("moe", x, logits, router=Router(EXPERTS, 2, "softmax", "sum"), experts=experts)
     graph.outputs = [x]
     return exporter.build(graph, max_batch=4)
+
+
+@functools.cache
+def parsed() -> package.Package:
+    """Its metadata, read without touching a file: that alone would bring much of a small one into memory."""
+    return package.parse(np.frombuffer(exported().image, np.uint8), "model")
+
+
+def pages_of(expert: int) -> tuple[int, int]:
+    """Where an expert begins in the file, and the bytes of its pages."""
+    e = parsed().experts[expert]
+    return int(e["offset"]), -(-int(e["bytes"]) // PAGE) * PAGE
+
+
+@pytest.fixture(scope="session")
+def export() -> exporter.Export:
+    return exported()
 
 
 @pytest.fixture
@@ -198,3 +221,36 @@ def model(export: exporter.Export, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def rows() -> np.ndarray[Any, Any]:
     return np.random.default_rng(2).standard_normal((4, WIDTH), np.float32)
+
+
+class Filter(ctypes.Structure):
+    """sock_filter: one instruction of a seccomp program."""
+
+    _fields_ = (("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32))
+
+
+class Program(ctypes.Structure):
+    """sock_fprog."""
+
+    _fields_ = (("length", ctypes.c_uint16), ("filter", ctypes.POINTER(Filter)))
+
+
+SYSTEM_CALLS = {"x86_64": {"mlock": 149, "madvise": 28}, "aarch64": {"mlock": 228, "madvise": 233}}
+
+
+def refuse(call: str, error: int, third: int | None = None) -> None:
+    """Have the kernel answer a system call (whose third argument is `third`) with `error`, in a child."""
+    number = SYSTEM_CALLS.get(platform.machine(), {}).get(call)
+    load, equal, end, allow, fail = 0x20, 0x15, 0x06, 0x7FFF0000, 0x00050000
+    assert number is not None
+    steps = [(load, 0, 0, 0), (equal, 0, 3 if third is not None else 1, number)]
+    if third is not None:
+        steps += [(load, 0, 0, 32), (equal, 0, 1, third)]
+    steps += [(end, 0, 0, fail | error), (end, 0, 0, allow)]
+    program = Program(len(steps), (Filter * len(steps))(*(Filter(*s) for s in steps)))
+    no_new_privileges, set_seccomp, filter_mode = 38, 22, 2
+    assert LIBC.prctl(no_new_privileges, 1, 0, 0, 0) == 0
+    assert LIBC.prctl(set_seccomp, filter_mode, ctypes.byref(program), 0, 0) == 0
+
+
+needs_filter = pytest.mark.skipif(platform.machine() not in SYSTEM_CALLS, reason="system call numbers not known here")
