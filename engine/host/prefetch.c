@@ -34,8 +34,7 @@ typedef struct {
     colibri_ring_t ring; /* of pointers to expert records */
     colibri_ring_slot slots[WAITING];
     const clb_map *map;
-    atomic_int stopping, threads; /* threads: that have started */
-    atomic_int asking;            /* what the kernel is asked for: MADV_POPULATE_READ, or MADV_WILLNEED where it is older */
+    atomic_int stopping, threads;           /* threads: that have started */
     atomic_ullong announced, dropped, late; /* the forward writes these */
     atomic_ullong finished, hits, misses, bytes, failures, nanoseconds;
     atomic_ullong own_faults[COLIBRI_PREFETCH_MOST]; /* the threads write these */
@@ -80,26 +79,24 @@ static uint64_t missing_pages(clb_pages chunk, size_t page)
     return missing;
 }
 
-/* Asks even for what seems to be in memory: Linux shows that only to the file's owner, and to others that all of it is. */
+/* The expert's pages and no others: one request for all of them, then the wait for each chunk. Asks even for what seems to
+ * be in memory: Linux shows that only to the file's owner, and to others that all of it is. */
 static void fetch(prefetcher *p, const clb_expert *e)
 {
     const clb_pages pages = clb_expert_pages(p->map, e);
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const uint64_t start = now();
     uint64_t missing = 0;
-    int failed = 0;
-    for (size_t done = 0; done < pages.bytes && !atomic_load_explicit(&p->stopping, memory_order_relaxed);) {
-        const clb_pages chunk = {pages.at + done, pages.bytes - done < CHUNK ? pages.bytes - done : CHUNK};
-        missing += missing_pages(chunk, page);
-        const int asking = atomic_load_explicit(&p->asking, memory_order_relaxed);
-        if (madvise(chunk.at, chunk.bytes, asking) != 0) {
-            if (errno == EINVAL && asking == MADV_POPULATE_READ) {
-                atomic_store_explicit(&p->asking, MADV_WILLNEED, memory_order_relaxed);
-                continue;
-            }
-            failed = 1;
+    for (size_t done = 0; done < pages.bytes; done += CHUNK) {
+        missing += missing_pages((clb_pages){pages.at + done, pages.bytes - done < CHUNK ? pages.bytes - done : CHUNK}, page);
+    }
+    int failed = pages.bytes > 0 && madvise(pages.at, pages.bytes, MADV_WILLNEED) != 0;
+    for (size_t done = 0; done < pages.bytes && !atomic_load_explicit(&p->stopping, memory_order_relaxed); done += CHUNK) {
+        const size_t bytes = pages.bytes - done < CHUNK ? pages.bytes - done : CHUNK;
+        if (madvise(pages.at + done, bytes, MADV_POPULATE_READ) != 0) {
+            failed |= errno != EINVAL; /* an older kernel: it is reading, and the forward waits for what it comes to */
+            break;
         }
-        done += chunk.bytes;
     }
     add(missing ? &p->misses : &p->hits, 1);
     add(&p->bytes, missing * page);
@@ -128,6 +125,17 @@ static void *work(void *arg)
     return NULL;
 }
 
+/* Whether page faults on experts read ahead. While experts are fetched whole they must not: what lies behind an expert is
+ * another one, which nobody asked for. */
+static void advise_experts(const clb_map *m, int advice)
+{
+    const clb_header *h = (const clb_header *)(const void *)m->model;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), from = (size_t)(h->meta_bytes + h->shared_bytes + page - 1) / page * page;
+    if (from >= m->copied && from < m->span) {
+        (void)madvise((void *)(uintptr_t)(m->model + from), m->span - from, advice);
+    }
+}
+
 int colibri_prefetch_start(colibri_prefetch_t *prefetch, colibri_map_t *map, int threads)
 {
     prefetcher *p = (prefetcher *)(void *)prefetch;
@@ -139,7 +147,6 @@ int colibri_prefetch_start(colibri_prefetch_t *prefetch, colibri_map_t *map, int
     colibri_ring_init(&p->ring, p->slots, WAITING);
     p->map = m;
     p->faults_before = major_faults(RUSAGE_SELF);
-    atomic_store(&p->asking, MADV_POPULATE_READ);
     const int wanted = threads < 1 ? 1 : threads > COLIBRI_PREFETCH_MOST ? COLIBRI_PREFETCH_MOST : threads;
     /* The caller's signals are not for these threads; what a fault raises cannot be blocked. */
     sigset_t all, before;
@@ -158,6 +165,7 @@ int colibri_prefetch_start(colibri_prefetch_t *prefetch, colibri_map_t *map, int
         memset(p, 0, sizeof *p);
         return COLIBRI_ERR_THREAD_FAILED;
     }
+    advise_experts(m, MADV_RANDOM);
     while (atomic_load(&p->threads) < wanted) {
         nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
     }
@@ -230,6 +238,9 @@ void colibri_prefetch_stop(colibri_prefetch_t *prefetch)
     atomic_store(&p->stopping, 1);
     for (int n = atomic_exchange(&p->threads, 0); n > 0; --n) {
         pthread_join(p->workers[n - 1], NULL);
+    }
+    if (p->map != NULL) {
+        advise_experts(p->map, MADV_NORMAL);
     }
     p->map = NULL;
 }

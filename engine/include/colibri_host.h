@@ -122,7 +122,8 @@ typedef struct colibri_prefetch {
 } colibri_prefetch_t;
 
 /* Start 1 … COLIBRI_PREFETCH_MOST threads that read announced experts into memory. They look for announcements every
- * 50 µs, after a tenth of a second without any every millisecond. All threads start, or none. */
+ * 50 µs, after a tenth of a second without any every millisecond. All threads start, or none. Meanwhile a page fault on an
+ * expert reads one page and not those behind it: announce every expert, or start nothing. One prefetcher a map. */
 COLIBRI_API int colibri_prefetch_start(colibri_prefetch_t *prefetch, colibri_map_t *map, int threads);
 
 /* A colibri_route_hook; `user` is the prefetcher, which serves one context (or one thread) at a time. Makes no system
