@@ -7,6 +7,7 @@
  *   announce N     chosen experts are announced to N prefetching threads
  *   ahead N        and with a layer's experts those that the last token chose in the next layer
  *   hot BYTES      the most frequent experts of the calibration locked, as many as fit BYTES; the rest by faults
+ *   both BYTES     the same, and chosen experts announced to 2 threads
  *   cache BYTES    no mapping: experts are read into memory of our own, the least recently used given up beyond BYTES
  *   direct BYTES   the same, past the page cache
  *   drop, dropped N  faults, and announce N, with every expert released before each forward
@@ -90,7 +91,8 @@ static size_t pages_of(const clb_expert *e)
 static void read_at(uint64_t offset, size_t bytes)
 {
     for (size_t done = 0; done < bytes;) {
-        const ssize_t n = pread(cache_file, (uint8_t *)(uintptr_t)model + offset + done, bytes - done, (off_t)(offset + done));
+        uint8_t *to = (uint8_t *)(uintptr_t)model + offset + done;
+        const ssize_t n = pread(cache_file, to, bytes - done, (off_t)(offset + done));
         require(n > 0 || done + 4096 > bytes, "read");
         if (n <= 0) {
             return; /* the file ends within its last page */
@@ -291,14 +293,16 @@ int main(int argc, char **argv)
     }
     int locked = 0;
     const int dropping = strncmp(policy, "drop", 4) == 0;
-    const int announcing = strcmp(policy, "announce") == 0 || strcmp(policy, "ahead") == 0 || strcmp(policy, "dropped") == 0;
+    const int announcing = strcmp(policy, "announce") == 0 || strcmp(policy, "ahead") == 0 ||
+                           strcmp(policy, "dropped") == 0 || strcmp(policy, "both") == 0;
     if (strcmp(policy, "random") == 0) {
         const uint64_t from = (header->meta_bytes + 4095) / 4096 * 4096;
         require(madvise((uint8_t *)(uintptr_t)model + from, header->total_bytes - from, MADV_RANDOM) == 0, "random");
-    } else if (strcmp(policy, "hot") == 0) {
+    } else if (strcmp(policy, "hot") == 0 || strcmp(policy, "both") == 0) {
         locked = lock_hot(limit);
-    } else if (announcing) {
-        require(colibri_prefetch_start(&prefetch, &map, threads) == COLIBRI_OK, "threads");
+    }
+    if (announcing) {
+        require(colibri_prefetch_start(&prefetch, &map, locked > 0 ? 2 : threads) == COLIBRI_OK, "threads");
         ctx->on_route = strcmp(policy, "ahead") == 0 ? announce_ahead : colibri_prefetch_announce;
         ctx->user = &prefetch;
     } else if (cache_limit > 0) {

@@ -41,9 +41,11 @@ int main(int argc, char **argv)
         return 1;
     }
     const char kind = *argv[1];
-    const size_t tokens = strtoul(argv[2], NULL, 10), width = strtoul(argv[3], NULL, 10), rounds = strtoul(argv[4], NULL, 10);
+    const size_t tokens = strtoul(argv[2], NULL, 10), width = strtoul(argv[3], NULL, 10);
+    const size_t rounds = strtoul(argv[4], NULL, 10);
     const size_t choices = tokens * K, bytes = width * sizeof(float);
-    float *x = calloc(tokens, bytes), *y = calloc(choices, bytes), *in = calloc(choices, bytes), *out = calloc(choices, bytes);
+    float *x = calloc(tokens, bytes), *y = calloc(choices, bytes);
+    float *in = calloc(choices, bytes), *out = calloc(choices, bytes);
     if (x == NULL || y == NULL || in == NULL || out == NULL || choices > MOST) {
         return 1;
     }

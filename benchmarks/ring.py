@@ -38,9 +38,7 @@ def nanoseconds(binary: Path, kind: str, tokens: int, width: int) -> float:
     """The least of nine: what else runs on the machine only adds."""
     rounds = str(max(20, 20_000_000 // (tokens * width * K)))
     command = [binary, kind, str(tokens), str(width), rounds]
-    return min(
-        float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for _ in range(9)
-    )
+    return min(float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for _ in range(9))
 
 
 def table() -> str:

@@ -79,6 +79,12 @@ static uint64_t missing_pages(clb_pages chunk, size_t page)
     return missing;
 }
 
+static clb_pages chunk_at(clb_pages pages, size_t offset)
+{
+    const size_t left = pages.bytes - offset;
+    return (clb_pages){pages.at + offset, left < CHUNK ? left : CHUNK};
+}
+
 /* The expert's pages and no others: one request for all of them, then the wait for each chunk. Asks even for what seems to
  * be in memory: Linux shows that only to the file's owner, and to others that all of it is. */
 static void fetch(prefetcher *p, const clb_expert *e)
@@ -88,12 +94,12 @@ static void fetch(prefetcher *p, const clb_expert *e)
     const uint64_t start = now();
     uint64_t missing = 0;
     for (size_t done = 0; done < pages.bytes; done += CHUNK) {
-        missing += missing_pages((clb_pages){pages.at + done, pages.bytes - done < CHUNK ? pages.bytes - done : CHUNK}, page);
+        missing += missing_pages(chunk_at(pages, done), page);
     }
     int failed = pages.bytes > 0 && madvise(pages.at, pages.bytes, MADV_WILLNEED) != 0;
     for (size_t done = 0; done < pages.bytes && !atomic_load_explicit(&p->stopping, memory_order_relaxed); done += CHUNK) {
-        const size_t bytes = pages.bytes - done < CHUNK ? pages.bytes - done : CHUNK;
-        if (madvise(pages.at + done, bytes, MADV_POPULATE_READ) != 0) {
+        const clb_pages chunk = chunk_at(pages, done);
+        if (madvise(chunk.at, chunk.bytes, MADV_POPULATE_READ) != 0) {
             failed |= errno != EINVAL; /* an older kernel: it is reading, and the forward waits for what it comes to */
             break;
         }
@@ -130,7 +136,8 @@ static void *work(void *arg)
 static void advise_experts(const clb_map *m, int advice)
 {
     const clb_header *h = (const clb_header *)(const void *)m->model;
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE), from = (size_t)(h->meta_bytes + h->shared_bytes + page - 1) / page * page;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t from = (size_t)(h->meta_bytes + h->shared_bytes + page - 1) / page * page;
     if (from >= m->copied && from < m->span) {
         (void)madvise((void *)(uintptr_t)(m->model + from), m->span - from, advice);
     }

@@ -220,9 +220,12 @@ def test_announced_experts_come_into_memory(opened: Map, model: Path, threads: i
     prefetch = Prefetch(opened, threads)
     assert prefetch.error == "OK"
     absent = missing(opened, EXPERTS + 1, EXPERTS + 4)
+    others = [e for e in ALL if e not in (EXPERTS + 1, EXPERTS + 4)]
+    before = missing(opened, *others)
     prefetch.announce(1, 4, 1, 4, 1, 1)  # the second layer's; each once, however often it was chosen
     c = prefetch.settle()
     assert missing(opened, EXPERTS + 1, EXPERTS + 4) == 0
+    assert missing(opened, *others) == before > 0  # nothing that nobody asked for
     assert (c.announced, c.dropped, c.failures) == (2, 0, 0)
     assert 1 <= c.misses <= 2 and 0 < c.bytes <= absent * PAGE and c.nanoseconds > 0
     prefetch.experts(EXPERTS + 4, EXPERTS + 1)
@@ -232,6 +235,22 @@ def test_announced_experts_come_into_memory(opened: Map, model: Path, threads: i
     host.prefetch_stop(prefetch.memory)
     prefetch.announce(0, 1)  # nobody is there any more
     assert prefetch.counts.announced == 4
+
+
+def test_faults_do_not_read_ahead_of_experts_while_they_are_fetched(opened: Map) -> None:
+    def flags() -> list[str]:
+        text = Path("/proc/self/smaps").read_text()
+        at = opened.address + pages_of(len(ALL) - 1)[0]
+        for begin, end, rest in re.findall(r"^(\w+)-(\w+) .*?^VmFlags:(.*?)$", text, re.M | re.S):
+            if int(begin, 16) <= at < int(end, 16):
+                return str(rest).split()
+        raise AssertionError("the map is not in smaps")
+
+    assert "rr" not in flags()
+    prefetch = Prefetch(opened)
+    assert "rr" in flags()
+    opened.host.prefetch_stop(prefetch.memory)
+    assert "rr" not in flags()
 
 
 def test_what_is_no_expert_is_not_announced(opened: Map) -> None:
