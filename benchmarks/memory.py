@@ -90,18 +90,19 @@ def write_large(path: Path) -> None:
 
 
 def write_switch(path: Path, megabytes: int, batch: int) -> None:
-    """Two layers of two experts, of which every row takes the first."""
+    """Two layers of experts, of which every row takes the first; the others are there to keep these 4 MB apart."""
     from colibri import exporter
     from colibri.graph import Graph, Router
 
     width = 256
     graph = Graph("switch")
     x = graph.add_input("x", (width,))
-    logits = graph.add_constant("w", np.zeros((2, width)))
-    bias = graph.add_constant("b", np.array([1.0, 0.0]))
+    count = 1 + max(1, -(-4 // megabytes))
+    logits = graph.add_constant("w", np.zeros((count, width)))
+    bias = graph.add_constant("b", np.arange(count)[::-1])
     one = _expert(width, megabytes * MB // (2 * width * 4))
     for _ in range(2):
-        x = graph.add("moe", x, graph.add("linear", x, logits, bias), router=Router(2, 1), experts=[one] * 2)
+        x = graph.add("moe", x, graph.add("linear", x, logits, bias), router=Router(count, 1), experts=[one] * count)
     graph.outputs = [x]
     _write(path, exporter.build(graph, max_batch=batch).image)
 

@@ -25,7 +25,8 @@
 enum {
     WAITING = 256,       /* announcements */
     WINDOW = 1024,       /* experts whose duplicates are looked for at once */
-    CHUNK = 1 << 21,     /* bytes read at once */
+    CHUNK = 1 << 21,     /* bytes waited for at once */
+    ASKED = 1 << 17,     /* bytes asked for at once: of more, Linux reads no further than the disk's read-ahead */
     PAGES = CHUNK >> 12, /* at most: pages are of 4 KB or larger */
     BUSY_LOOKS = 2000,   /* for announcements, every 50 µs, before looking less often */
 };
@@ -79,13 +80,13 @@ static uint64_t missing_pages(clb_pages chunk, size_t page)
     return missing;
 }
 
-static clb_pages chunk_at(clb_pages pages, size_t offset)
+static clb_pages chunk_at(clb_pages pages, size_t offset, size_t most)
 {
     const size_t left = pages.bytes - offset;
-    return (clb_pages){pages.at + offset, left < CHUNK ? left : CHUNK};
+    return (clb_pages){pages.at + offset, left < most ? left : most};
 }
 
-/* The expert's pages and no others: one request for all of them, then the wait for each chunk. Asks even for what seems to
+/* The expert's pages and no others: requests for all of them, then the wait for each chunk. Asks even for what seems to
  * be in memory: Linux shows that only to the file's owner, and to others that all of it is. */
 static void fetch(prefetcher *p, const clb_expert *e)
 {
@@ -94,11 +95,15 @@ static void fetch(prefetcher *p, const clb_expert *e)
     const uint64_t start = now();
     uint64_t missing = 0;
     for (size_t done = 0; done < pages.bytes; done += CHUNK) {
-        missing += missing_pages(chunk_at(pages, done), page);
+        missing += missing_pages(chunk_at(pages, done, CHUNK), page);
     }
-    int failed = pages.bytes > 0 && madvise(pages.at, pages.bytes, MADV_WILLNEED) != 0;
+    int failed = 0;
+    for (size_t done = 0; done < pages.bytes; done += ASKED) {
+        const clb_pages chunk = chunk_at(pages, done, ASKED);
+        failed |= madvise(chunk.at, chunk.bytes, MADV_WILLNEED) != 0;
+    }
     for (size_t done = 0; done < pages.bytes && !atomic_load_explicit(&p->stopping, memory_order_relaxed); done += CHUNK) {
-        const clb_pages chunk = chunk_at(pages, done);
+        const clb_pages chunk = chunk_at(pages, done, CHUNK);
         if (madvise(chunk.at, chunk.bytes, MADV_POPULATE_READ) != 0) {
             failed |= errno != EINVAL; /* an older kernel: it is reading, and the forward waits for what it comes to */
             break;
