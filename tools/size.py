@@ -29,7 +29,8 @@ __all__ = ["CallGraph", "StackError"]
 
 ENGINE = ROOT / "engine"
 LINE_LIMIT = 3000
-HOST = ("colibri_host.h", "pool.o")  # the optional host layer: its own library, counted apart
+# The optional host layer: its own library, counted apart.
+HOST = ("colibri_host.h", "colibri_ring.h", "pool.o", "map.o", "prefetch.o")
 STACK_FLAGS = " ".join(callgraph.FLAGS)
 
 _COMMENT_OR_TEXT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
@@ -54,6 +55,12 @@ def engine_lines(engine: Path = ENGINE) -> dict[str, int]:
     """Code lines of every source and header that makes the engine, by path relative to it."""
     files = [p for folder in ("include", "src") for p in (engine / folder).rglob("*") if p.suffix in (".c", ".h")]
     files = [p for p in files if p.name not in HOST]
+    return {str(p.relative_to(engine)): code_lines(p.read_text(encoding="utf-8")) for p in sorted(files)}
+
+
+def host_lines(engine: Path = ENGINE) -> dict[str, int]:
+    """Code lines of the optional host layer, by path relative to the engine."""
+    files = [*(engine / "host").iterdir(), *(engine / "include" / name for name in HOST if name.endswith(".h"))]
     return {str(p.relative_to(engine)): code_lines(p.read_text(encoding="utf-8")) for p in sorted(files)}
 
 
@@ -140,6 +147,7 @@ def measure(models: Sequence[str] = ()) -> dict[str, Any]:
         lines = engine_lines()
         return {
             "code_lines": {**lines, "total": sum(lines.values()), "limit": LINE_LIMIT},
+            "host_lines": {**host_lines(), "total": sum(host_lines().values())},
             "sections": {
                 name: {o.stem: sections(o) for o in objects(directory)}
                 for name, directory in (("-Os", small), ("default", fast))
@@ -164,6 +172,7 @@ def report(figures: dict[str, Any]) -> str:
     lines = dict(figures["code_lines"])
     limit = lines.pop("limit")
     parts = [_table("code lines", ["lines"], [*lines.items(), ("limit", limit)])]
+    parts.append(_table("code lines, host layer", ["lines"], figures["host_lines"].items()))
     for flags, by_object in figures["sections"].items():
         names = ("text", "rodata", "data", "bss")
         total = [sum(sizes[n] for sizes in by_object.values()) for n in names]

@@ -45,6 +45,17 @@ enum colibri_error {
     COLIBRI_ERR_BIG_ENDIAN = 14,  /* this machine is big-endian, which the model format is not: run on a little-endian machine */
     COLIBRI_ERR_BATCH = 15,       /* batch_size is not between 1 and the model's largest: split the batch or export with a larger one */
     COLIBRI_ERR_SELFTEST = 16,    /* the output is not what the model's certificate says, or it has none: the port or the memory is faulty */
+    COLIBRI_ERR_OPEN_FAILED = 17, /* the model file cannot be opened or read: check path, permissions and that it is a regular file */
+    COLIBRI_ERR_MMAP_FAILED = 18, /* the system does not map the model: free address space, or close one of 64 guarded maps */
+    COLIBRI_ERR_CHANGED = 19,     /* the model file was changed while it was mapped: open it again; replace model files by renaming */
+    COLIBRI_ERR_READ_FAILED = 20, /* the medium cannot read a mapped page of the model: check the disk and copy the model again */
+    COLIBRI_ERR_NO_EXPERT = 21,   /* the model has no expert of this number: pass 0 to colibri_get_num_experts() - 1 */
+    COLIBRI_ERR_LOCK_LIMIT = 22,  /* the limit on locked memory is reached: raise it (ulimit -l, LimitMEMLOCK=) or lock fewer experts */
+    COLIBRI_ERR_LOCK_FAILED = 23, /* the system does not lock this memory: free some, or run where locking is allowed */
+    COLIBRI_ERR_HUGE_PAGES = 24,  /* the system gives this process no huge pages: allow them (transparent_hugepage=madvise) or go without */
+    COLIBRI_ERR_RELEASE_FAILED = 25,/* the system does not release this memory: unlock these experts first */
+    COLIBRI_ERR_THREAD_FAILED = 26,/* a prefetching thread cannot be started: raise the limit (ulimit -u), free memory, or go without */
+    COLIBRI_ERR_UNSUPPORTED = 27, /* this system has no such service: read the model into memory and give that to colibri_init */
     /* end of errors */
 };
 

@@ -1,5 +1,5 @@
 /* Names and sentences of enum colibri_error, by value. Generated from src/colibri/spec.py. */
-static const char *const error_table[17][2] = {
+static const char *const error_table[28][2] = {
     {"COLIBRI_OK", "no error"},
     {"COLIBRI_ERR_NULL", "a pointer is null: pass the memory block, the model, the input and the output"},
     {"COLIBRI_ERR_MISALIGNED", "the model or the memory block is not aligned to 64 bytes: use _Alignas(64) or aligned_alloc"},
@@ -16,5 +16,16 @@ static const char *const error_table[17][2] = {
     {"COLIBRI_ERR_TOO_LARGE", "the model does not fit this machine's address space: use a machine with 64-bit addresses"},
     {"COLIBRI_ERR_BIG_ENDIAN", "this machine is big-endian, which the model format is not: run on a little-endian machine"},
     {"COLIBRI_ERR_BATCH", "batch_size is not between 1 and the model's largest: split the batch or export with a larger one"},
-    {"COLIBRI_ERR_SELFTEST", "the output is not what the model's certificate says, or it has none: the port or the memory is faulty"}
+    {"COLIBRI_ERR_SELFTEST", "the output is not what the model's certificate says, or it has none: the port or the memory is faulty"},
+    {"COLIBRI_ERR_OPEN_FAILED", "the model file cannot be opened or read: check path, permissions and that it is a regular file"},
+    {"COLIBRI_ERR_MMAP_FAILED", "the system does not map the model: free address space, or close one of 64 guarded maps"},
+    {"COLIBRI_ERR_CHANGED", "the model file was changed while it was mapped: open it again; replace model files by renaming"},
+    {"COLIBRI_ERR_READ_FAILED", "the medium cannot read a mapped page of the model: check the disk and copy the model again"},
+    {"COLIBRI_ERR_NO_EXPERT", "the model has no expert of this number: pass 0 to colibri_get_num_experts() - 1"},
+    {"COLIBRI_ERR_LOCK_LIMIT", "the limit on locked memory is reached: raise it (ulimit -l, LimitMEMLOCK=) or lock fewer experts"},
+    {"COLIBRI_ERR_LOCK_FAILED", "the system does not lock this memory: free some, or run where locking is allowed"},
+    {"COLIBRI_ERR_HUGE_PAGES", "the system gives this process no huge pages: allow them (transparent_hugepage=madvise) or go without"},
+    {"COLIBRI_ERR_RELEASE_FAILED", "the system does not release this memory: unlock these experts first"},
+    {"COLIBRI_ERR_THREAD_FAILED", "a prefetching thread cannot be started: raise the limit (ulimit -u), free memory, or go without"},
+    {"COLIBRI_ERR_UNSUPPORTED", "this system has no such service: read the model into memory and give that to colibri_init"}
 };

@@ -57,6 +57,24 @@ ERRORS: tuple[tuple[str, str], ...] = (
         "SELFTEST",
         "the output is not what the model's certificate says, or it has none: the port or the memory is faulty",
     ),
+    # the host layer's, colibri_host.h
+    ("OPEN_FAILED", "the model file cannot be opened or read: check path, permissions and that it is a regular file"),
+    ("MMAP_FAILED", "the system does not map the model: free address space, or close one of 64 guarded maps"),
+    ("CHANGED", "the model file was changed while it was mapped: open it again; replace model files by renaming"),
+    ("READ_FAILED", "the medium cannot read a mapped page of the model: check the disk and copy the model again"),
+    ("NO_EXPERT", "the model has no expert of this number: pass 0 to colibri_get_num_experts() - 1"),
+    ("LOCK_LIMIT", "the limit on locked memory is reached: raise it (ulimit -l, LimitMEMLOCK=) or lock fewer experts"),
+    ("LOCK_FAILED", "the system does not lock this memory: free some, or run where locking is allowed"),
+    (
+        "HUGE_PAGES",
+        "the system gives this process no huge pages: allow them (transparent_hugepage=madvise) or go without",
+    ),
+    ("RELEASE_FAILED", "the system does not release this memory: unlock these experts first"),
+    (
+        "THREAD_FAILED",
+        "a prefetching thread cannot be started: raise the limit (ulimit -u), free memory, or go without",
+    ),
+    ("UNSUPPORTED", "this system has no such service: read the model into memory and give that to colibri_init"),
 )
 
 

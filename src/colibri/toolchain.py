@@ -20,7 +20,7 @@ from colibri.package import open_package
 from colibri.targets import Target, find
 
 STACK_OF = ("init", "forward", "selftest")  # with the prefix of the model's functions
-_NO_STACK_FRAMES = ("pool.ci",)  # the host layer is no part of the engine
+_NO_STACK_FRAMES = ("pool.ci", "map.ci", "prefetch.ci")  # the host layer is no part of the engine
 _PROBE = """\
 /* The smallest program around the model, to see what the linker keeps. */
 #include "colibri_inspect.h"
@@ -162,7 +162,7 @@ def build(
                f"CC={shlex.join(cc)}", f"AR={shlex.join(tools.ar)}", *tools.make, str(archive)]  # fmt: skip
     _run([*command, *([str(shared)] if system == "linux" else ["PIC="])])
     shutil.copytree(engine_directory() / "include", output / "include", dirs_exist_ok=True,
-                    ignore=shutil.ignore_patterns("colibri_host.h"))  # fmt: skip
+                    ignore=shutil.ignore_patterns("colibri_host.h", "colibri_ring.h"))  # fmt: skip
     if system == "wasm":
         module = _link_module(tools, archive, output)
         found = elf.read(module)
