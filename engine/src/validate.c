@@ -336,8 +336,6 @@ static int expert_program_fits(const scope *s)
     return macs == s->expert->macs;
 }
 
-/* An MoE operation, its workspace, and the programs of its experts, which lie in the file in the order of the experts
- * (from `*next_op` on), so that proving them takes no longer than reading them. Adds the costliest route to `*macs`. */
 /* What k different experts take at most. The k-th costliest is found by halving, for there is no memory to sort them in. */
 static uint64_t costliest(const clb_expert *experts, uint32_t count, uint32_t k)
 {
@@ -361,6 +359,8 @@ static uint64_t costliest(const clb_expert *experts, uint32_t count, uint32_t k)
     return total;
 }
 
+/* An MoE operation, its workspace, and the programs of its experts, which lie in the file in the order of the experts
+ * (from `*next_op` on), so that proving them takes no longer than reading them. Adds the costliest route to `*macs`. */
 static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number, uint32_t *next_op, uint64_t *macs)
 {
     const clb_model *m = whole->model;
