@@ -22,8 +22,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "routing"
         subprocess.run(["make", "-s", "-C", ENGINE, f"BUILD={folder}"], check=True)
-        subprocess.run(["cc", "-O2", "-std=gnu11", "-ffp-contract=off", f"-I{ENGINE / 'include'}", f"-I{ENGINE / 'src'}",
-                        HERE / "routing.c", Path(folder) / "libcolibri.a", "-lm", "-o", program], check=True)  # fmt: skip
+        flags = ["-O2", "-std=gnu11", "-ffp-contract=off", f"-I{ENGINE / 'include'}", f"-I{ENGINE / 'src'}"]
+        sources = [HERE / "routing.c", Path(folder) / "libcolibri.a", "-lm"]
+        subprocess.run(["cc", *flags, *sources, "-o", program], check=True)
         print("| ns a token | k | " + " | ".join(f"{n} experts" for n in EXPERTS) + " |")
         print("|---|---:|" + "---:|" * len(EXPERTS))
         for k in (2, 8):
