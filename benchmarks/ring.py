@@ -31,7 +31,7 @@ def counts(binary: Path, kind: str, tokens: int, width: int) -> tuple[int, int]:
         text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         found.append([int(re.search(rf"{name}:\s+([\d,]+)", text)[1].replace(",", ""))  # type: ignore[index]
                       for name in (r"D +refs", r"D1 +misses")])  # fmt: skip
-    return (found[1][0] - found[0][0]) // 10, (found[1][1] - found[0][1]) // 10
+    return (found[1][0] - found[0][0]) // 10, max(0, found[1][1] - found[0][1]) // 10
 
 
 def nanoseconds(binary: Path, kind: str, tokens: int, width: int) -> float:
