@@ -33,6 +33,8 @@ static void choose(const float *keys, uint32_t n, uint32_t k, int32_t *chosen)
     }
 }
 
+enum { FEW = CLB_SCALAR ? 1 : 12 }; /* experts whose scores take less time one by one than as vectors */
+
 /* The scores of n experts, of all or of those in `of`, each but for the divisor that is returned. */
 CLB_STATIC_WALK float scores_of(uint32_t score, const clb_kernels *kernels, const float *logits, const int32_t *of,
                                 uint32_t n, float *scores)
@@ -44,13 +46,20 @@ CLB_STATIC_WALK float scores_of(uint32_t score, const clb_kernels *kernels, cons
             best = scores[i] > best ? scores[i] : best;
         }
         for (uint32_t i = 0; i < n; ++i) {
-            scores[i] -= best;
+            scores[i] = n < FEW ? clb_exp(scores[i] - best) : scores[i] - best;
         }
-        kernels->unary(CLB_UNARY_EXP, 0.0f, 0.0f, scores, scores, n);
+        if (n >= FEW) {
+            kernels->unary(CLB_UNARY_EXP, 0.0f, 0.0f, scores, scores, n);
+        }
         return clb_lane_sum(scores, 1, n);
     }
     if (score == CLB_SCORE_SIGMOID) {
-        kernels->unary(CLB_UNARY_SIGMOID, 0.0f, 0.0f, scores, scores, n);
+        for (uint32_t i = 0; n < FEW && i < n; ++i) {
+            scores[i] = clb_sigmoid(scores[i]);
+        }
+        if (n >= FEW) {
+            kernels->unary(CLB_UNARY_SIGMOID, 0.0f, 0.0f, scores, scores, n);
+        }
     } else if (score == CLB_SCORE_SQRT_SOFTPLUS) {
         kernels->unary(CLB_UNARY_SOFTPLUS, 0.0f, 0.0f, scores, scores, n);
         kernels->unary(CLB_UNARY_SQRT, 0.0f, 0.0f, scores, scores, n);
