@@ -90,8 +90,10 @@ CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *
     }
     group(&w, layer->experts, choices);
 
-    clb_routed routed = {.op = op, .x = x, .y = k == 1 ? (float *)(uintptr_t)y : w.slots, .weights = w.weights, .k = k, .d_out = layer->d_out};
-    clb_frame inside = {.model = frame->model, .tensors = frame->tensors, .arena = frame->arena, .routed = &routed, .ctx = ctx};
+    clb_routed routed = {.op = op, .x = x, .y = k == 1 ? (float *)(uintptr_t)y : w.slots, .weights = w.weights,
+                         .k = k, .d_out = layer->d_out};
+    clb_frame inside = {.model = frame->model, .tensors = frame->tensors, .arena = frame->arena,
+                        .routed = &routed, .ctx = ctx};
     uint32_t next = 0;
     for (uint32_t e = 0; e < layer->experts; ++e) {
         while (next < w.ends[e]) {

@@ -115,7 +115,8 @@ static void sparse_mix(const clb_layer *layer, const float *logits, const int32_
     }
 }
 
-CLB_WALK void clb_route(const clb_layer *layer, const clb_gate *gate, const float *logits, int32_t *experts, float *weights)
+CLB_WALK void clb_route(const clb_layer *layer, const clb_gate *gate, const float *logits, int32_t *experts,
+                        float *weights)
 {
     const uint32_t n = layer->experts, k = layer->k;
     float *scores = gate->keys, *keys = scores + n, divisor = 1.0f, sum = 1.0f;

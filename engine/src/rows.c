@@ -11,7 +11,8 @@ CLB_STATIC_WALK float *token_at(const clb_routed *r, int out, size_t position)
 }
 
 /* Row `row` of sample `sample` of an operand; `constant` is the tensor it reads where its space is `const`. */
-CLB_STATIC_WALK const float *locate(const clb_operand *v, const clb_frame *f, const float *constant, size_t sample, size_t row)
+CLB_STATIC_WALK const float *locate(const clb_operand *v, const clb_frame *f, const float *constant, size_t sample,
+                                    size_t row)
 {
     const float *base;
     switch (v->space) {

@@ -50,7 +50,8 @@ int clb_read_header(const uint8_t *model, const clb_header **header)
     }
     if (h->max_batch < 1 || h->context_bytes < CLB_HEAD_BYTES || h->input_floats < 1 || h->output_floats < 1 ||
         h->inputs < 1 || h->outputs < 1 || h->experts > CLB_LIMIT || h->main_ops > h->ops ||
-        !zero(h->reserved, sizeof h->reserved / sizeof h->reserved[0]) || h->meta_bytes < sizeof *h || h->meta_bytes > h->total_bytes || h->shared_bytes > h->total_bytes - h->meta_bytes) {
+        !zero(h->reserved, sizeof h->reserved / sizeof h->reserved[0]) || h->meta_bytes < sizeof *h ||
+        h->meta_bytes > h->total_bytes || h->shared_bytes > h->total_bytes - h->meta_bytes) {
         return COLIBRI_ERR_HEADER;
     }
     *header = h;
@@ -293,7 +294,8 @@ static int op_fits(const scope *s, const clb_op *op)
 {
     const clb_tensor *w0, *w1, *w2;
     const uint32_t n = op->dims[0];
-    if (op->rows < 1 || op->rows > CLB_LIMIT || op->before >= (op->code == CLB_OP_MAP2 ? CLB_UNARY_COUNT : 1) || !tensor_of(s, op->w0, &w0) ||
+    if (op->rows < 1 || op->rows > CLB_LIMIT || op->before >= (op->code == CLB_OP_MAP2 ? CLB_UNARY_COUNT : 1) ||
+        !tensor_of(s, op->w0, &w0) ||
         !tensor_of(s, op->w1, &w1) || !tensor_of(s, op->w2, &w2)) {
         return 0;
     }
@@ -366,7 +368,8 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number,
     const clb_model *m = whole->model;
     const uint64_t context = m->header->context_bytes;
     const clb_tensor *bias, *scale;
-    if (op->w0 != layer_number || !tensor_of(whole, op->w1, &bias) || !tensor_of(whole, op->w2, &scale) || op->before != 0 || op->rows < 1 || op->rows > CLB_LIMIT || op->a.space == CLB_SPACE_CONST ||
+    if (op->w0 != layer_number || !tensor_of(whole, op->w1, &bias) || !tensor_of(whole, op->w2, &scale) ||
+        op->before != 0 || op->rows < 1 || op->rows > CLB_LIMIT || op->a.space == CLB_SPACE_CONST ||
         op->b.space == CLB_SPACE_CONST || op->work.space != CLB_SPACE_ARENA || op->work.offset % CLB_ALIGN_BUFFER != 0 ||
         op->work.offset < CLB_HEAD_BYTES || op->work.offset > context) {
         return 0;
@@ -505,7 +508,8 @@ int clb_validate(const uint8_t *model, uint64_t size, clb_model *m)
     }
     for (uint32_t n = 0; n < h->tensors; ++n) {
         const clb_tensor *t = &m->tensors[n];
-        if (t->scope >= CLB_SCOPE_COUNT || (t->scope == CLB_SCOPE_SHARED && !tensor_fits(t, h->meta_bytes, h->shared_bytes))) {
+        if (t->scope >= CLB_SCOPE_COUNT ||
+            (t->scope == CLB_SCOPE_SHARED && !tensor_fits(t, h->meta_bytes, h->shared_bytes))) {
             return COLIBRI_ERR_TENSOR;
         }
     }
