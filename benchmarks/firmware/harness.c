@@ -10,17 +10,6 @@ static const uint32_t paint = 0xA5C3965Au;
 
 static float outputs[ROWS];
 
-static void print(const char *name, uint32_t value)
-{
-    char text[12] = "0x00000000\n";
-    for (int i = 0; i < 8; ++i) {
-        text[9 - i] = "0123456789abcdef"[value >> 4 * i & 15];
-    }
-    board_print(name);
-    board_print(" ");
-    board_print(text);
-}
-
 /* The stack pointer of the caller, which is that of every forecast: this one and the forecasts are its only calls. */
 static inline uint32_t *stack_pointer(void)
 {
@@ -50,12 +39,12 @@ int main(void)
     while (low < top && *low == paint) {
         ++low;
     }
-    print("stack", (uint32_t)((const char *)top - (const char *)low));
-    print("instructions", most);
+    board_report("stack", (uint32_t)((const char *)top - (const char *)low));
+    board_report("instructions", most);
     for (int row = 0; row < ROWS; ++row) {
         uint32_t bits;
         __builtin_memcpy(&bits, &outputs[row], sizeof bits);
-        print("output", bits);
+        board_report("output", bits);
     }
     return 0;
 }

@@ -6,7 +6,7 @@ colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model
     clb_model model;
     return clb_validate(model_bin, UINT64_MAX, &model) == COLIBRI_OK
                ? clb_open(mem, mem_size, model.header, clb_kernels_at(0))
-                                                                     : NULL;
+               : NULL;
 }
 
 size_t colibri_model_size(const uint8_t *model_bin)

@@ -44,7 +44,8 @@ ffi.set_source(
 
 typedef struct {
     const colibri_context_t *ctx;
-    const float *input, *output;
+    const float *input;
+    float *output;
     int32_t *choices;
     float *logits; /* NULL: not wanted */
 } recording;
@@ -58,9 +59,8 @@ static void record_logits(recording *r, int layer, size_t tokens)
     while (op->code != CLB_OP_MOE || op->w0 != (uint32_t)layer) {
         ++op;
     }
-    const float *base = op->b.space == CLB_SPACE_ARENA    ? (const float *)(const void *)r->ctx
-                        : op->b.space == CLB_SPACE_OUTPUT ? r->output
-                                                          : r->input;
+    const clb_frame frame = {.arena = (uint8_t *)(uintptr_t)r->ctx, .input = r->input, .output = r->output};
+    const float *base = clb_base_of(&op->b, &frame);
     const size_t experts = model.layers[layer].experts;
     for (size_t t = 0; t < tokens; ++t) {
         memcpy(r->logits, clb_row_of(&op->b, base, op->rows, t), experts * sizeof *r->logits);
