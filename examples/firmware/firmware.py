@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from colibri import elf, engine, exporter, targets, toolchain
-from colibri.frontends.architecture import from_architecture
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "smart_meter"))
 import data  # noqa: E402
+import trained  # noqa: E402
 
 ROWS = 48  # a day of forecasts
 LIBRARY_STACK = 64  # bytes that functions of the compiler's library may take below the engine's deepest frame
@@ -74,13 +74,7 @@ class Figures:
 
 def export(dtype: str) -> tuple[exporter.Export, np.ndarray]:
     """The trained model in a format, calibrated on the validation week, and a day of rows to forecast."""
-    demand = data.load()
-    rows = data.split(demand, data.VALIDATION).features
-    graph = from_architecture(HERE.parent / "smart_meter/checkpoint.safetensors")
-    how = exporter.Quantization(dtype)
-    return exporter.build(graph, quantization=how, calibration=[rows], expert_align=64), data.split(
-        demand, data.TEST
-    ).features[:ROWS]
+    return trained.export(dtype), data.split(data.load(), data.TEST).features[:ROWS]
 
 
 def link(
@@ -121,10 +115,7 @@ def run(image: Path, board: Board) -> str:
 
 def expected_digest(made: exporter.Export, rows: np.ndarray) -> int:
     """FNV-1a over the bytes of the outputs, as the engine computes them on this machine."""
-    digest = 2166136261
-    for byte in np.ascontiguousarray(engine.load(made.image)(rows), "<f4").tobytes():
-        digest = (digest ^ byte) * 16777619 & 0xFFFFFFFF
-    return digest
+    return trained.fnv1a(np.ascontiguousarray(engine.load(made.image)(rows), "<f4").tobytes())
 
 
 def latency(dtype: str, board: Board, folder: Path) -> list[tuple[int, int]]:

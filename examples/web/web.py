@@ -22,23 +22,24 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from colibri import engine, exporter, toolchain
-from colibri.frontends.architecture import from_architecture
+from colibri import engine, targets, toolchain
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "smart_meter"))
 import data  # noqa: E402
+import trained  # noqa: E402
+from trained import fnv1a  # noqa: E402
 
 PAGE = ("index.html", "style.css", "forecast.js", "colibri.js")
 BASELINES = (data.seasonal_naive, data.last_weeks_change)
 FIRST_DAY = "2000-08-14"  # of data.TEST: ten weeks after Monday 5 June
 
-TOOLS = ("clang-19", "wasm-ld-19")
-PACKAGES = "clang-19 lld-19"
+TARGET = targets.find("wasm32")
+TOOLS = (TARGET.compiler, "wasm-ld-19")
 # Bulk memory and vectors are in every browser since 2023. The stack, which the engine bounds, lies first, so that an
 # overflow would trap instead of overwriting data.
 FLAGS = (
-    "--target=wasm32", "-msimd128", "-mbulk-memory", "-nostdlib", "-std=c11", "-O2", "-flto", "-Wall", "-Wextra",
+    "-std=c11", "-O2", "-flto", "-Wall", "-Wextra",
     "-Wl,--no-entry,--strip-all,--stack-first,-z,stack-size=16384",
 )  # fmt: skip
 EXPORTS = (
@@ -51,29 +52,14 @@ def compile_engine(output: Path) -> None:
     """The engine as one WebAssembly module that imports nothing but the route hook; raises SystemExit."""
     for tool in TOOLS:
         if shutil.which(tool) is None:
-            raise SystemExit(f"{tool} is not installed: on Debian, apt-get install {PACKAGES}")
+            raise SystemExit(f"{tool} is not installed: on Debian, apt-get install {TARGET.packages}")
     source = toolchain.engine_directory()
     files = [HERE / "glue.c", source / "freestanding/memory.c", *sorted((source / "src").rglob("*.c"))]
-    command = [TOOLS[0], *FLAGS, *toolchain.source_flags(), f"-I{source / 'freestanding'}",
+    command = [TARGET.compiler, *TARGET.flags, *FLAGS, *toolchain.source_flags(), f"-I{source / 'freestanding'}",
                *(f"-Wl,--export={name}" for name in EXPORTS), *map(str, files), "-o", str(output)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
-
-
-def export(dtype: str) -> exporter.Export:
-    """The trained model in a format, calibrated on the validation week."""
-    graph = from_architecture(HERE.parent / "smart_meter/checkpoint.safetensors")
-    rows = data.split(data.load(), data.VALIDATION).features
-    return exporter.build(graph, quantization=exporter.Quantization(dtype), calibration=[rows], expert_align=64)
-
-
-def fnv1a(content: bytes) -> int:
-    """The digest the page shows, 32 bits."""
-    digest = 2166136261
-    for byte in content:
-        digest = (digest ^ byte) * 16777619 & 0xFFFFFFFF
-    return digest
 
 
 def write_model(image: bytes, folder: Path) -> None:
@@ -101,7 +87,7 @@ def build(dtype: str, folder: Path) -> None:
         "mape": {f.__name__: data.mape(f(demand, data.TEST), test.demand) for f in BASELINES},
     }
     (folder / "series.json").write_text(json.dumps(series) + "\n", encoding="utf-8")
-    write_model(export(dtype).image, folder)
+    write_model(trained.export(dtype).image, folder)
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):

@@ -25,7 +25,7 @@ SECONDS = 60  # a page may take, on a machine that does other things as well
 
 @pytest.fixture(scope="module")
 def made() -> exporter.Export:
-    return web.export("int8")
+    return web.trained.export("int8")
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_the_browser_gives_this_machines_bits_and_experts(made: exporter.Export,
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "int4"])
 def test_a_new_model_needs_no_new_engine(dtype: str, folder: Path, page: Any) -> None:
-    image = web.export(dtype).image
+    image = web.trained.export(dtype).image
     (folder / f"{dtype}.bin").write_bytes(image)
     browser = page(f"?model={dtype}.bin")
     assert text(browser, "digest") == digest(image) and text(browser, "certificate") == "passed"
