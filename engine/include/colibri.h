@@ -56,6 +56,9 @@ enum colibri_error {
     COLIBRI_ERR_RELEASE_FAILED = 25,/* the system does not release this memory: unlock these experts first */
     COLIBRI_ERR_THREAD_FAILED = 26,/* a prefetching thread cannot be started: raise the limit (ulimit -u), free memory, or go without */
     COLIBRI_ERR_UNSUPPORTED = 27, /* this system has no such service: read the model into memory and give that to colibri_init */
+    COLIBRI_ERR_CONTEXT = 28,     /* the text does not fit the model's context: rewind, or export with a longer one (--context) */
+    COLIBRI_ERR_TOKEN = 29,       /* a token id is not in the model's vocabulary: encode the text with the model's own tokenizer */
+    COLIBRI_ERR_REWIND = 30,      /* the positions to go back to are no longer in the cache: rewind to 0 and evaluate the text again */
     /* end of errors */
 };
 

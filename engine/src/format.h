@@ -13,7 +13,7 @@
 
 #define CLB_MAGIC "COLIBRI"
 #define CLB_NONE 0xFFFFFFFFu
-#define CLB_FORMAT_VERSION 2u
+#define CLB_FORMAT_VERSION 3u
 #define CLB_ALIGN_MODEL 64u
 #define CLB_ALIGN_CONTEXT 64u
 #define CLB_ALIGN_BUFFER 32u
@@ -21,6 +21,7 @@
 #define CLB_EXPERT_TILE 64u
 #define CLB_LANES 8u
 #define CLB_GROUP 256u
+#define CLB_PAGE 64u
 #define CLB_ACTIVATION_GROUP 128u
 #define CLB_WEIGHT_GROUP 32u
 #define CLB_LIMIT 1073741824u
@@ -31,7 +32,8 @@
 
 enum clb_op {
     CLB_OP_LINEAR, CLB_OP_LINEAR_Q, CLB_OP_QUANTIZE, CLB_OP_MAP1, CLB_OP_MAP2, CLB_OP_SOFTMAX, CLB_OP_LAYERNORM,
-    CLB_OP_RMSNORM, CLB_OP_REDUCE, CLB_OP_MOE, CLB_OP_COUNT
+    CLB_OP_RMSNORM, CLB_OP_REDUCE, CLB_OP_MOE, CLB_OP_EMBED, CLB_OP_ROPE, CLB_OP_CACHE, CLB_OP_ATTENTION, CLB_OP_DELAY,
+    CLB_OP_COUNT
 };
 
 enum clb_space {
@@ -82,6 +84,10 @@ enum clb_apply {
     CLB_APPLY_OUTPUT, CLB_APPLY_INPUT, CLB_APPLY_COUNT
 };
 
+enum clb_cache {
+    CLB_CACHE_FP32, CLB_CACHE_FP16, CLB_CACHE_INT8, CLB_CACHE_COUNT
+};
+
 /* The first bytes of the file. */
 typedef struct {
     uint8_t magic[8];
@@ -89,7 +95,7 @@ typedef struct {
     uint64_t total_bytes, meta_bytes, shared_bytes, context_bytes, worst_macs, worst_bytes;
     uint32_t input_floats, output_floats, ports_offset, inputs, outputs, ops_offset, ops, main_ops, tensors_offset,
         tensors, layers_offset, layers, experts_offset, experts, golden_offset, golden_rows, golden_bytes, info_offset,
-        info_bytes, meta_crc, shared_crc, reserved[26], header_crc;
+        info_bytes, meta_crc, shared_crc, context_tokens, tail_op, reserved[24], header_crc;
 } CLB_ALIAS clb_header;
 _Static_assert(sizeof(clb_header) == 256, "no padding");
 

@@ -154,7 +154,7 @@ def _sized(pruning: Pruning, whole: Graph, left: Graph, program: Program) -> Pru
     for layer, node in enumerate(left.moe_nodes()):
         for body, expert in zip(node.attrs["experts"], stored, strict=False):
             if not is_absent(body):
-                sizes[layer, body.signature()] = len(expert.data)
+                sizes[layer, body.signature()] = expert.section.size
     layers = list(whole.moe_nodes())
 
     def size(layer: int, expert: int, otherwise: int) -> int:
@@ -188,7 +188,8 @@ def write(export: Export, path: str | Path, style: Style = PLAIN) -> Path:
 
 def _require_sound_constants(graph: Graph) -> None:
     masks = _masks(graph)
-    for name, value in graph.constants.items():
+    for name, constant in graph.constants.items():
+        value = weights.loaded(constant)
         if isinstance(value, StoredWeight):
             weights.check(value)
         elif not (np.isfinite(value) | (np.isneginf(value) & (name in masks))).all():

@@ -4,6 +4,9 @@ Every value has a *per-sample* shape: the batch is implicit, always first, and n
 is an input, a constant (a NumPy array without batch) or the output of one node. Operations on the last axis treat
 the leading axes as independent rows ("tokens").
 
+In a language model (`Graph.context` > 0) the samples are the tokens of one text: sample n of a run is the token at
+position n, and `rope`, `attention` and `delay` look at the positions up to their own. Everything else stays as it is.
+
 This file knows the operations, their shapes and their attributes; what they compute is defined, to the last bit, in
 `colibri.reference`.
 """
@@ -18,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from colibri.errors import ExportError
-from colibri.weights import StoredWeight, Weight
+from colibri.weights import Deferred, StoredWeight, Weight, dense, kind_of
 
 Shape = tuple[int, ...]
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -34,6 +37,7 @@ SCORES = ("softmax", "sigmoid", "logit", "sqrt_softplus", "sparse_mixer")
 NORMALIZE = ("none", "sum", "softmax", "one", "clamped")
 GROUP_RULES = ("max", "top2")
 APPLY = ("output", "input")
+CACHES = ("fp32", "fp16", "int8")
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,7 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, Weight] = field(default_factory=dict)
     shapes: dict[str, Shape] = field(default_factory=dict)
+    context: int = 0  # most tokens of a text; 0: samples have nothing to do with each other
 
     def add_input(self, name: str, shape: Shape) -> str:
         """Declare an input of per-sample `shape`; returns its name."""
@@ -141,7 +146,7 @@ class Graph:
 
     def add_constant(self, name: str, value: Any) -> str:
         """Store `value`, arrays as float32, under `name` or a name like it that is free; returns the name used."""
-        stored = value if isinstance(value, StoredWeight) else np.asarray(value, dtype=np.float32, order="C")
+        stored = value if isinstance(value, StoredWeight | Deferred) else np.asarray(value, np.float32, order="C")
         unique, n = name, 1
         while unique in self.shapes:
             held = self.constants.get(unique)
@@ -154,8 +159,7 @@ class Graph:
 
     def array(self, name: str) -> Array:
         """A constant as the float32 array it stands for."""
-        value = self.constants[name]
-        return value.dense() if isinstance(value, StoredWeight) else value
+        return dense(self.constants[name])
 
     def add(self, op: str, *inputs: str, output: str | None = None, **attrs: Any) -> str:
         """Append a node, infer its shape, return the name of its output.
@@ -193,7 +197,7 @@ class Graph:
 
     def validate(self) -> None:
         """Re-derive every shape from the inputs and constants; raises ExportError at the first disagreement."""
-        fresh = Graph(self.name)
+        fresh = Graph(self.name, context=self.context)
         for i in self.inputs:
             fresh.add_input(i, self.shapes[i])
         for name, value in self.constants.items():
@@ -246,7 +250,7 @@ class Graph:
         nodes = [(n.op, [number[i] for i in n.inputs], number[n.output], repr(sorted(n.attrs.items())))
                  for n in self.nodes]  # fmt: skip
         shapes = [self.shapes[name] for name in number]
-        kinds = [_kind(value) for value in self.constants.values()]
+        kinds = [kind_of(value) for value in self.constants.values()]
         return repr((len(self.inputs), kinds, nodes, shapes, [number[o] for o in self.outputs]))
 
 
@@ -256,12 +260,6 @@ def _is_array(value: Any) -> bool:
 
 def _same(a: Any, b: Any) -> bool:
     return bool(a.shape == b.shape and a.tobytes() == b.tobytes())
-
-
-def _kind(value: Weight) -> tuple[str, int]:
-    """The format of a constant, and how many residuals it stores: with its shape, all that fixes its layout."""
-    residual = getattr(value, "residual", None)
-    return type(value).__name__, -1 if residual is None else len(residual.values)
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
@@ -380,6 +378,35 @@ def _moe(node: Node, shapes: list[Shape]) -> Shape:
     return (*x[:-1], *next(iter(widths)))
 
 
+def _embed(node: Node, shapes: list[Shape]) -> Shape:
+    _need(len(shapes) == 2 and shapes[0] == (1,) and len(shapes[1]) == 2, "needs an id (1,) and a table (ids, width)")
+    return shapes[1][1:]
+
+
+def _rope(node: Node, shapes: list[Shape]) -> Shape:
+    _need(len(shapes) == 2 and len(shapes[0]) >= 1 and len(shapes[1]) == 2, "needs x and a table (positions, width)")
+    width = shapes[1][1]
+    _need(width % 2 == 0 and width <= shapes[0][-1], f"a table of width {width} does not turn rows of {shapes[0][-1]}")
+    return shapes[0]
+
+
+def _attention(node: Node, shapes: list[Shape]) -> Shape:
+    _need(len(shapes) in (3, 4) and all(len(s) == 2 for s in shapes[:3]), "needs q, k, v (heads, dim), perhaps sinks")
+    (heads, dim), (kv, k_dim), (v_heads, v_dim) = shapes[:3]
+    _need(kv == v_heads and heads % kv == 0, f"{heads} heads do not share {kv} key and {v_heads} value heads")
+    _need(dim == k_dim, f"queries of {dim} do not fit keys of {k_dim}")
+    _need(len(shapes) == 3 or shapes[3] == (heads,), f"sinks {shapes[-1]} are not one for each of {heads} heads")
+    _need(node.attrs.get("cache", "fp32") in CACHES, f"cache is one of {', '.join(CACHES)}")
+    _need(node.attrs.get("window", 0) >= 0, "window must not be negative")
+    return heads, v_dim
+
+
+def _delay(node: Node, shapes: list[Shape]) -> Shape:
+    _need(len(shapes) == 1 and len(shapes[0]) == 1, "needs one vector")
+    _need(node.attrs["steps"] >= 1, "needs at least one step")
+    return shapes[0]
+
+
 OPS: dict[str, Callable[[Node, list[Shape]], Shape]] = {
     "linear": _linear,  # x (…, in), weight (out, in)[, bias (out,)] -> (…, out); activation=None, activations="int8"
     "unary": _unary,  # x -> x's shape; func, alpha=0, beta=0
@@ -393,6 +420,11 @@ OPS: dict[str, Callable[[Node, list[Shape]], Shape]] = {
     "slice": _slice,  # axis, start, stop, step
     "concat": _concat,  # axis
     "expand": _expand,  # NumPy broadcast_to; shape
+    "embed": _embed,  # id (1,), table (ids, width) -> the id's row (width,), NaN where there is none
+    "rope": _rope,  # x (…, dim), table (positions, turned): cosines, then sines -> x, its first elements turned
+    "attention": _attention,  # q (heads, dim), k (kv, dim), v (kv, width)[, sinks (heads,)] -> (heads, width);
+    # scale, window=0 (positions seen, 0: all), softcap=0, cache="fp32"
+    "delay": _delay,  # x (width,) -> x of `steps` positions before, zeros before the first
     "moe": _moe,  # x (…, in), logits (…, experts) -> (…, out); router: Router, experts: list[Graph]; numbers=None
 }
 

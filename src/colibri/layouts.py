@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from colibri.spec import LANES, align
+from colibri.spec import LANES, PAGE, align
 from colibri.weights import (
     ACTIVATION_GROUP,
     CELL_COLS,
@@ -17,17 +18,48 @@ from colibri.weights import (
     Int8Weight,
     Residual,
     Weight,
+    kind_of,
+    loaded,
+    residual_bytes,
 )
 
 
 def layout_of(weight: Weight) -> str:
     """The layout of a matrix in this format."""
-    names: dict[type, str] = {Fp16Weight: "rows8_f16", Int8Weight: "rows8_i8", Int4Weight: "rows8_i4"}
-    return names.get(type(weight), "rows8_f32")
+    names = {"Fp16Weight": "rows8_f16", "Int8Weight": "rows8_i8", "Int4Weight": "rows8_i4"}
+    return names.get(kind_of(weight)[0], "rows8_f32")
+
+
+def block_bytes(layout: str, cols: int) -> int:
+    """Bytes of 8 rows of a matrix."""
+    if layout == "rows8_i8":
+        return LANES * (4 + align(cols, 4))
+    if layout == "rows8_i4":
+        return LANES * -(-cols // WEIGHT_GROUP) * (2 + WEIGHT_GROUP // 2)
+    return LANES * cols * {"rows8_f32": 4, "rows8_f16": 2}[layout]
+
+
+def stored_size(value: Weight, layout: str) -> int:
+    """How many bytes `store` gives, without reading the weight."""
+    if layout == "flat":
+        return 4 * prod(value.shape)
+    rows, cols = value.shape
+    if layout == "residual":
+        return residual_bytes((rows, cols), kind_of(value)[1])
+    return -(-rows // LANES) * block_bytes(layout, cols)
+
+
+def page_bytes(cache: str, key: int, value: int) -> int:
+    """Bytes of a page of one key head: keys as a matrix with a row a position, values as one with a column a position,
+    and for int8 a scale for each value."""
+    layout = {"fp32": "rows8_f32", "fp16": "rows8_f16", "int8": "rows8_i8"}[cache]
+    values = -(-value // LANES) * block_bytes(layout, PAGE)
+    return PAGE // LANES * block_bytes(layout, key) + values + (4 * PAGE if cache == "int8" else 0)
 
 
 def store(value: Weight, layout: str) -> bytes:
     """The bytes of a constant, or of a matrix's residual, in `layout`; see docs/format.md."""
+    value = loaded(value)
     if layout == "flat":
         return np.ascontiguousarray(value, np.float32).tobytes()
     if layout == "residual":

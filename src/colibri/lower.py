@@ -6,16 +6,16 @@ Where each buffer lies in memory is decided later, in `colibri.plan`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
 
 from colibri.errors import ExportError
 from colibri.graph import Graph, Node, Router, Shape, expert_numbers, is_absent
-from colibri.layouts import layout_of, record_floats, store
-from colibri.program import Buffer, Expert, Layer, Op, Operand, Place, Program, Tensor, View, liveness
-from colibri.spec import ALIGN_BUFFER, ALIGN_MODEL, EXPERT_TILE, LIMIT, align
+from colibri.layouts import layout_of, page_bytes, record_floats, stored_size
+from colibri.program import Buffer, Expert, Layer, Op, Operand, Place, Program, Section, Tensor, View, liveness
+from colibri.spec import ALIGN_BUFFER, ALIGN_MODEL, EXPERT_TILE, LIMIT, PAGE, align
 from colibri.weights import Int4Weight, Int8Weight, Weight
 
 
@@ -27,6 +27,7 @@ def lower(graph: Graph, max_batch: int = 1) -> Program:
         max_batch,
         [(name, graph.shapes[name]) for name in graph.inputs],
         [(name, graph.shapes[name]) for name in graph.outputs],
+        context_tokens=graph.context,
     )
     largest = max(prod(shape) for shape in graph.shapes.values())
     if largest > LIMIT:
@@ -34,11 +35,27 @@ def lower(graph: Graph, max_batch: int = 1) -> Program:
     main = _Lowering(program, graph, max_batch, "shared")
     main.run(_packed("input", program.input_floats, program.inputs),
              _packed("output", program.output_floats, program.outputs))  # fmt: skip
-    program.ops, program.shared = main.ops, main.tensors.pack(graph.constants | main.routers)
+    program.ops, program.shared = main.ops, main.section(graph)
     program.tensors = main.tensors.items + program.tensors
     program.macs += main.macs
-    program.weight_bytes += len(program.shared)
+    program.weight_bytes += program.shared.size - _looked_up(program.ops)
+    program.tail_op = _tail(program)
     return program
+
+
+def _looked_up(ops: Sequence[Op]) -> int:
+    """Bytes of the tables of which a token reads one row, and which nothing else reads."""
+    tables = {op.w0 for op in ops if op.code in ("embed", "rope")}
+    read = {w for op in ops if op.code not in ("embed", "rope") for w in (op.w0, op.w1, op.w2)}
+    return sum(align(t.bytes, ALIGN_MODEL) for t in tables - read if t is not None)
+
+
+def _tail(program: Program) -> int:
+    """The first operation behind all that later tokens depend on; the end, where an output is written before it."""
+    kept = ("moe", "cache", "attention", "delay")
+    last = max((n + 1 for n, op in enumerate(program.ops) if op.code in kept), default=0)
+    early = any(op.out.place.space == "output" for op in program.ops[:last])
+    return last if program.context_tokens and not early else len(program.ops)
 
 
 def _packed(space: str, floats: int, ports: Sequence[tuple[str, Shape]]) -> list[View]:
@@ -70,17 +87,10 @@ class _Tensors:
             if (t.name, t.layout) == (name, layout):
                 return t
         rows, cols = (1, prod(value.shape)) if layout == "flat" else value.shape
-        size = len(store(value, layout))
+        size = stored_size(value, layout)
         self.items.append(Tensor(name, layout, rows, cols, self.scope, self.size, size))
         self.size += align(size, ALIGN_MODEL)
         return self.items[-1]
-
-    def pack(self, constants: Mapping[str, Weight]) -> bytes:
-        """The section's bytes with the values of `constants`."""
-        out = bytearray(self.size)
-        for t in self.items:
-            out[t.offset : t.offset + t.bytes] = store(constants[t.name], t.layout)
-        return bytes(out)
 
 
 class _Lowering:
@@ -97,6 +107,16 @@ class _Lowering:
         self.macs = 0
 
     # --- storage ---
+
+    def section(self, graph: Graph) -> Section:
+        """The tensors with the values of `graph`, which is the one lowered or one like it."""
+        names = dict(zip(self.graph.constants, graph.constants, strict=True))
+        values = self.routers | {name: graph.constants[other] for name, other in names.items()}
+        return Section(self.tensors.size, tuple((t, values[t.name]) for t in self.tensors.items))
+
+    def keep(self, node: Node, size: int) -> Operand:
+        """Memory of `size` bytes that outlives a run."""
+        return Operand(Place("arena", 0, Buffer(f"{node.output}.kept", align(size, ALIGN_BUFFER) // 4, kept=True)))
 
     def fresh(self, name: str, shape: Shape) -> View:
         place = Place("arena", prod(shape), Buffer(name, self.samples * prod(shape)))
@@ -336,6 +356,56 @@ class _Lowering:
             if self.view(name) != part:
                 self.copy(self.view(name), part, node.output)
 
+    def _embed(self, node: Node) -> None:
+        ids, _ = self.rows(node.inputs[0])
+        out, _, after = self.define_rows(node)
+        table = self.graph.constants.get(node.inputs[1])
+        weight = self.weight(node, 1, "" if table is None else layout_of(table))
+        self.ops.append(
+            Op("embed", out, ids, dims=(self.graph.shapes[node.output][0],), w0=weight, comment=node.output)
+        )
+        self.finish(node, after)
+
+    def _rope(self, node: Node) -> None:
+        shape = self.graph.shapes[node.output]
+        positions, turned = self.graph.shapes[node.inputs[1]]
+        if positions < self.graph.context:
+            raise ExportError(f"{node.output}: a table of {positions} positions for {self.graph.context} tokens")
+        a, rows = self.rows(node.inputs[0])
+        out, _, after = self.define_rows(node)
+        self.ops.append(Op("rope", out, a, rows=rows, dims=(shape[-1], turned), w0=self.weight(node, 1),
+                           comment=node.output))  # fmt: skip
+        self.finish(node, after)
+
+    def _attention(self, node: Node) -> None:
+        """Two operations: one that puts the chunk's keys and values into the cache, and one that looks at it."""
+        heads, key = self.graph.shapes[node.inputs[0]]
+        kv, value = self.graph.shapes[node.inputs[2]]
+        cache, window = node.attrs.get("cache", "fp32"), node.attrs.get("window", 0)
+        pages = -(-self.graph.context // PAGE)
+        if window:  # what the first token of a chunk sees is there when its last is stored
+            pages = min(pages, (window + self.samples - 2) // PAGE + 2)
+        kept = self.keep(node, kv * pages * page_bytes(cache, key, value))
+        dims = (key, value, kv, pages * PAGE)
+        (k, _), (v, _) = self.rows(node.inputs[1]), self.rows(node.inputs[2])
+        q, _ = self.rows(node.inputs[0])
+        out, _, after = self.define_rows(node)
+        self.ops.append(Op("cache", Operand(), k, v, kept, func=cache, rows=kv, dims=dims, comment=node.output))
+        self.ops.append(
+            Op("attention", out, q, work=kept, func=cache, rows=heads, dims=dims, sa=(window,), w0=self.weight(node, 3),
+               p0=node.attrs["scale"], p1=node.attrs.get("softcap", 0.0), comment=node.output)
+        )  # fmt: skip
+        self.finish(node, after)
+
+    def _delay(self, node: Node) -> None:
+        (width,), steps = self.graph.shapes[node.output], node.attrs["steps"]
+        slots = min(steps + self.samples, self.graph.context + steps)
+        a, _ = self.rows(node.inputs[0])
+        out, _, after = self.define_rows(node)
+        self.ops.append(Op("delay", out, a, work=self.keep(node, 4 * width * slots), dims=(width, steps, slots),
+                           comment=node.output))  # fmt: skip
+        self.finish(node, after)
+
     def _moe(self, node: Node) -> None:
         router: Router = node.attrs["router"]
         experts: list[Graph] = node.attrs["experts"]
@@ -378,7 +448,7 @@ class _Lowering:
         before = ""
         for index, expert in zip(expert_numbers(node), node.attrs["experts"], strict=True):
             if is_absent(expert):
-                rows.append(Expert(number, index, 0, 0, 0, b""))
+                rows.append(Expert(number, index, 0, 0, 0, Section()))
                 continue
             signature = expert.signature()
             if signature != before:
@@ -395,11 +465,10 @@ class _Lowering:
                 before, first = signature, len(program.expert_ops)
                 program.expert_ops += low.ops
                 program.tensors += low.tensors.items
-            values = dict(zip(low.graph.constants, expert.constants.values(), strict=True))
-            rows.append(Expert(number, index, first, len(low.ops), low.macs, low.tensors.pack(values)))
+            rows.append(Expert(number, index, first, len(low.ops), low.macs, low.section(expert)))
         program.experts += rows
         touched = min(layer.router.experts, layer.tokens * layer.router.k)
-        program.weight_bytes += sum(sorted((len(e.data) for e in rows), reverse=True)[:touched])
+        program.weight_bytes += sum(sorted((e.section.size for e in rows), reverse=True)[:touched])
         program.macs += layer.tokens * sum(sorted((e.macs for e in rows), reverse=True)[: layer.router.k])
 
 

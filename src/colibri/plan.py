@@ -165,12 +165,17 @@ def plan(program: Program) -> None:
             buffer.offset += HEAD_BYTES + work.offset + first
     for buffer in liveness(program.ops):
         buffer.offset += HEAD_BYTES
-    program.context_bytes, program.lower_bound = HEAD_BYTES + size, HEAD_BYTES + bound
+    # What is kept lies behind all else, in the order of the program.
+    kept = 0
+    for buffer in (b for b in liveness(program.ops) if b.kept):
+        buffer.offset = HEAD_BYTES + size + kept
+        kept += buffer.floats * 4
+    program.context_bytes, program.lower_bound = HEAD_BYTES + size + kept, HEAD_BYTES + bound + kept
 
 
 def _arrange(ops: Sequence[Op], least: Mapping[Buffer, int]) -> tuple[list[Buffer], int, int]:
     """Place the buffers of `ops`; returns them, the bytes they take, and the lower bound."""
-    lives = liveness(ops)
+    lives = {buffer: span for buffer, span in liveness(ops).items() if not buffer.kept}
     spans = [Span(align(b.floats * 4, ALIGN_BUFFER), first, last) for b, (first, last) in lives.items()]
     lowest = [Span(least.get(b, s.bytes), s.first, s.last) for b, s in zip(lives, spans, strict=True)]
     offsets = place(spans)

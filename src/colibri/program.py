@@ -1,4 +1,7 @@
-"""The flat program of the engine before it is packed: operations on views of buffers, tensors, layers, experts."""
+"""The flat program of the engine before it is packed: operations on views of buffers, tensors, layers, experts.
+
+Weights stay where they are, perhaps in a file: a program says which tensors lie where, not what is in them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from dataclasses import dataclass, field
 from math import prod
 
 from colibri.graph import Router, Shape
+from colibri.layouts import store
+from colibri.weights import Weight
 
 
 @dataclass(eq=False)
@@ -16,6 +21,7 @@ class Buffer:
     name: str
     floats: int  # for the whole batch (in an expert: for a tile of tokens)
     offset: int = -1  # bytes from the start of the context, set by the planner
+    kept: bool = False  # from one run to the next: nothing else may lie there
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,15 +105,30 @@ class Op:
 
 
 @dataclass(frozen=True)
+class Section:
+    """Weights that lie together in the file, the shared ones or one expert's: tensors with what they hold."""
+
+    size: int = 0  # bytes, padding included
+    parts: tuple[tuple[Tensor, Weight], ...] = ()
+
+    def data(self) -> bytes:
+        """Its bytes."""
+        out = bytearray(self.size)
+        for tensor, value in self.parts:
+            out[tensor.offset : tensor.offset + tensor.bytes] = store(value, tensor.layout)
+        return bytes(out)
+
+
+@dataclass(frozen=True)
 class Expert:
-    """One expert: its packed weights and which operations run it."""
+    """One expert: its weights and which operations run it."""
 
     layer: int
     index: int
     first_op: int  # in `Program.expert_ops`
     ops: int
     macs: int
-    data: bytes
+    section: Section
 
 
 @dataclass(frozen=True)
@@ -135,11 +156,13 @@ class Program:
     tensors: list[Tensor] = field(default_factory=list)
     layers: list[Layer] = field(default_factory=list)
     experts: list[Expert] = field(default_factory=list)
-    shared: bytes = b""  # the weights outside the experts
+    shared: Section = Section()  # the weights outside the experts
     macs: int = 0  # multiply-accumulates of one row along the costliest route
     weight_bytes: int = 0  # weight bytes read by one row along the route that reads most
     context_bytes: int = 0  # head included; set by the planner
     lower_bound: int = 0  # the least any planner could reach; set by the planner
+    context_tokens: int = 0  # most tokens of a text; 0: samples have nothing to do with each other
+    tail_op: int = 0  # operations from here on may run for the last samples of a batch alone
 
     @property
     def input_floats(self) -> int:
@@ -158,7 +181,7 @@ class Program:
             lines.append(f"layer {n}: {layer.router}, {layer.tokens} tokens, {layer.d_in} -> {layer.d_out}")
         shown: set[int] = set()
         for e in self.experts:
-            lines.append(f"expert {e.index} of layer {e.layer}: {len(e.data)} bytes, {e.macs} multiply-accumulates")
+            lines.append(f"expert {e.index} of layer {e.layer}: {e.section.size} bytes, {e.macs} multiply-accumulates")
             if e.ops and e.first_op not in shown:
                 shown.add(e.first_op)
                 lines += [f"  {n:3d} {self.expert_ops[n]}" for n in range(e.first_op, e.first_op + e.ops)]

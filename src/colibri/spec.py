@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from colibri.graph import APPLY, BINARY, GROUP_RULES, NORMALIZE, REDUCE, SCORES, UNARY
+from colibri.graph import APPLY, BINARY, CACHES, GROUP_RULES, NORMALIZE, REDUCE, SCORES, UNARY
 from colibri.weights import ACTIVATION_GROUP, CELL_COLS, CELL_ROWS, WEIGHT_GROUP
 
 VERSION = "0.1.0"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MAGIC = b"COLIBRI\0"
 
 ALIGN_MODEL = 64  # of the file in memory, and of every tensor in it
@@ -26,12 +26,14 @@ HEAD_BYTES = 128  # the block's first bytes hold colibri_context_t on every targ
 EXPERT_TILE = 64  # tokens an expert takes at once, so that its weights are read once for all of them
 LANES = 8  # output rows interleaved in a weight matrix; partial sums of a reduction
 GROUP = 256  # inputs summed in one chain before the chains are added up
+PAGE = 64  # positions of a page of the attention cache
 NONE = 0xFFFFFFFF  # "no tensor"
 LIMIT = 1 << 30  # largest dimension or stride; keeps the validator's sums below 2**63
 MAX_BATCH = 1 << 16
 MAX_EXPERTS = 65535  # of one layer: the certificate holds choices as u16, and 65535 for none
 
-OPCODES = ("linear", "linear_q", "quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce", "moe")
+OPCODES = ("linear", "linear_q", "quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce", "moe",
+           "embed", "rope", "cache", "attention", "delay")  # fmt: skip
 SPACES = ("none", "arena", "input", "output", "const", "token_in", "token_out", "token_weight")
 LAYOUTS = ("flat", "rows8_f32", "rows8_f16", "rows8_i8", "rows8_i4", "residual")
 SCOPES = ("shared", "expert")
@@ -75,6 +77,10 @@ ERRORS: tuple[tuple[str, str], ...] = (
         "a prefetching thread cannot be started: raise the limit (ulimit -u), free memory, or go without",
     ),
     ("UNSUPPORTED", "this system has no such service: read the model into memory and give that to colibri_init"),
+    # language models'
+    ("CONTEXT", "the text does not fit the model's context: rewind, or export with a longer one (--context)"),
+    ("TOKEN", "a token id is not in the model's vocabulary: encode the text with the model's own tokenizer"),
+    ("REWIND", "the positions to go back to are no longer in the cache: rewind to 0 and evaluate the text again"),
 )
 
 
@@ -149,7 +155,9 @@ HEADER = _record(
     ("u32", "info_bytes", 1, "size of that text"),
     ("u32", "meta_crc", 1, "CRC-32 of the metadata, from the header's end to `meta_bytes`"),
     ("u32", "shared_crc", 1, "CRC-32 of the shared weights"),
-    ("u32", "reserved", 26, "zero"),
+    ("u32", "context_tokens", 1, "most tokens of a text; 0: samples have nothing to do with each other"),
+    ("u32", "tail_op", 1, "operations from here on may run for the last samples of a batch alone"),
+    ("u32", "reserved", 24, "zero"),
     ("u32", "header_crc", 1, "CRC-32 of the header's first 252 bytes"),
 )  # fmt: skip
 
@@ -173,21 +181,24 @@ OPERAND = _record(
 OP = _record(
     "op", 192, "One operation on `rows` rows of every sample.",
     ("u16", "code", 1, "an `op` value"),
-    ("u16", "func", 1, "function of map1, map2, reduce; activation of linear"),
+    ("u16", "func", 1, "function of map1, map2, reduce; activation of linear; a `cache` value of cache, attention"),
     ("u32", "rows", 1, "rows a sample has"),
     ("operand", "a", 1, "first input; for `moe` the tokens"),
-    ("operand", "b", 1, "second input of map2; for `moe` the logits"),
+    ("operand", "b", 1, "second input of map2; for `moe` the logits; for `cache` the values"),
     ("operand", "out", 1, "output"),
-    ("operand", "work", 1, "for `moe` its workspace: slots, weights, choices, grouping"),
-    ("u32", "w0", 1, "tensor: weight, gamma, or a constant operand a; for `moe` the layer"),
+    ("operand", "work", 1, "for `moe` its workspace: slots, weights, choices, grouping; for cache, attention, delay what "
+     "they keep from one run to the next"),
+    ("u32", "w0", 1, "tensor: weight, gamma, table, sinks, or a constant operand a; for `moe` the layer"),
     ("u32", "w1", 1, "tensor: bias, beta, or a constant operand b; for `moe` the selection bias"),
     ("u32", "w2", 1, "tensor: the residual E of an int8 or int4 matrix; for `moe` a scale for each expert"),
-    ("u32", "dims", 4, "sizes inside a row; linear: inputs, outputs; softmax, norms: size; reduce: outer, n, inner"),
-    ("u32", "sa", 4, "strides of a, in floats"),
+    ("u32", "dims", 4, "sizes inside a row; linear: inputs, outputs; softmax, norms: size; reduce: outer, n, inner; "
+     "embed: width; rope: size, turned; cache, attention: size of a key, of a value, key heads, positions; delay: width, "
+     "steps, positions"),
+    ("u32", "sa", 4, "strides of a, in floats; for attention the window (0: none), then zeros"),
     ("u32", "sb", 4, "strides of b, in floats"),
     ("u32", "so", 4, "strides of out, in floats, row-major"),
-    ("f32", "p0", 1, "alpha of the function, or eps"),
-    ("f32", "p1", 1, "beta of the function"),
+    ("f32", "p0", 1, "alpha of the function, or eps, or the factor on attention's scores"),
+    ("f32", "p1", 1, "beta of the function, or the soft cap of attention's scores (0: none)"),
     ("u32", "before", 1, "map2: the `unary` function that a passes through first; zero elsewhere"),
 )  # fmt: skip
 
@@ -247,12 +258,13 @@ RECORDS = {r.name: r for r in (HEADER, PORT, OPERAND, OP, TENSOR, LAYER, EXPERT,
 ENUMS: dict[str, Sequence[str]] = {
     "op": OPCODES, "space": SPACES, "layout": LAYOUTS, "scope": SCOPES, "unary": UNARY, "binary": BINARY,
     "reduce": REDUCE, "score": SCORES, "normalize": NORMALIZE, "group_rule": GROUP_RULES, "apply": APPLY,
+    "cache": CACHES,
 }  # fmt: skip
 
 LIMITS = {
     "FORMAT_VERSION": FORMAT_VERSION, "ALIGN_MODEL": ALIGN_MODEL, "ALIGN_CONTEXT": ALIGN_CONTEXT,
     "ALIGN_BUFFER": ALIGN_BUFFER, "HEAD_BYTES": HEAD_BYTES, "EXPERT_TILE": EXPERT_TILE, "LANES": LANES,
-    "GROUP": GROUP, "ACTIVATION_GROUP": ACTIVATION_GROUP, "WEIGHT_GROUP": WEIGHT_GROUP, "LIMIT": LIMIT,
+    "GROUP": GROUP, "PAGE": PAGE, "ACTIVATION_GROUP": ACTIVATION_GROUP, "WEIGHT_GROUP": WEIGHT_GROUP, "LIMIT": LIMIT,
     "MAX_BATCH": MAX_BATCH, "MAX_EXPERTS": MAX_EXPERTS, "CELL_ROWS": CELL_ROWS,
     "CELL_COLS": CELL_COLS,
 }  # fmt: skip

@@ -5,6 +5,7 @@ A constant of a graph is a float32 array, or one of these where it is the weight
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,17 +122,64 @@ class Int4Weight:
 
 
 StoredWeight = Fp16Weight | Int8Weight | Int4Weight
-Weight = Floats | StoredWeight
+
+
+@dataclass(frozen=True, eq=False)
+class Deferred:
+    """A weight of known shape and format that is read, and perhaps quantised, only when it is needed.
+
+    `kind` is the type `load` gives, `entries` the residuals it stores (-1: it has none). What a model of many gigabytes
+    is made of: a graph holds it, and one weight at a time is in memory.
+    """
+
+    shape: tuple[int, ...]
+    kind: type
+    load: Callable[[], Loaded]
+    entries: int = -1
+
+
+Loaded = Floats | StoredWeight
+Weight = Loaded | Deferred
+
+
+def loaded(value: Weight) -> Loaded:
+    """The weight itself; raises ExportError where what is read is not what was announced."""
+    if not isinstance(value, Deferred):
+        return value
+    found = value.load()
+    if (*kind_of(found), found.shape) != (*kind_of(value), value.shape):
+        raise ExportError(f"a weight of shape {found.shape} was read where {value.shape} was announced")
+    return found
+
+
+def dense(value: Weight) -> Floats:
+    """The float32 array it stands for."""
+    value = loaded(value)
+    return value if isinstance(value, np.ndarray) else value.dense()
+
+
+def kind_of(value: Weight) -> tuple[str, int]:
+    """The format of a constant, and how many residuals it stores: with its shape, all that fixes its layout."""
+    if isinstance(value, Deferred):
+        return value.kind.__name__, value.entries
+    residual = getattr(value, "residual", None)
+    return type(value).__name__, -1 if residual is None else len(residual.values)
 
 
 def stackable(a: Weight, b: Weight) -> bool:
     """Whether two constants are of one shape and stored alike, so that `stack` can make one of them."""
-    residuals = getattr(a, "residual", None), getattr(b, "residual", None)
-    return type(a) is type(b) and a.shape == b.shape and (residuals[0] is None) == (residuals[1] is None)
+    (kind, entries), (other, others) = kind_of(a), kind_of(b)
+    return kind == other and a.shape == b.shape and (entries < 0) == (others < 0)
 
 
 def stack(a: Weight, b: Weight) -> Weight:
     """The rows of `a`, then those of `b`; for biases the elements."""
+
+    if isinstance(a, Deferred) or isinstance(b, Deferred):
+        entries, more = kind_of(a)[1], kind_of(b)[1]
+        shape = (a.shape[0] + b.shape[0], *a.shape[1:])
+        kind = a.kind if isinstance(a, Deferred) else type(a)
+        return Deferred(shape, kind, lambda: loaded(stack(loaded(a), loaded(b))), -1 if entries < 0 else entries + more)
 
     def both(name: str) -> Any:
         return np.concatenate([getattr(a, name), getattr(b, name)])

@@ -49,28 +49,28 @@ def write(
         end = spec.align(end + size, 8)
     meta_bytes = spec.align(end, spec.ALIGN_MODEL)
 
-    places, end = [], meta_bytes + len(program.shared)
+    places, end = [], meta_bytes + program.shared.size
     for expert in program.experts:
-        places.append(spec.align(end, expert_align) if expert.data else end)
-        end = places[-1] + spec.align(len(expert.data), spec.ALIGN_MODEL)
+        places.append(spec.align(end, expert_align) if expert.section.size else end)
+        end = places[-1] + spec.align(expert.section.size, spec.ALIGN_MODEL)
     image = bytearray(end)
+    shared, weights = program.shared.data(), [expert.section.data() for expert in program.experts]
     sections["tensors"] = b"".join(_tensor(t, meta_bytes) for t in program.tensors)
     shares = frequencies or [0.0] * len(program.experts)
     sections["experts"] = b"".join(
-        _expert(program, n, place, share) for n, (place, share) in enumerate(zip(places, shares, strict=True))
+        _expert(program, n, place, weights[n], share) for n, (place, share) in enumerate(zip(places, shares, strict=True))
     )
     for name, data in sections.items():
         assert len(data) == sizes[name]
         image[offsets[name] : offsets[name] + len(data)] = data
-    image[meta_bytes : meta_bytes + len(program.shared)] = program.shared
-    for expert, place in zip(program.experts, places, strict=True):
-        image[place : place + len(expert.data)] = expert.data
+    for place, data in ((meta_bytes, shared), *zip(places, weights, strict=True)):
+        image[place : place + len(data)] = data
 
     header = spec.HEADER.dtype
     values = {
         "magic": np.frombuffer(spec.MAGIC, np.uint8),
         "version": spec.FORMAT_VERSION, "max_batch": program.max_batch, "total_bytes": len(image),
-        "meta_bytes": meta_bytes, "shared_bytes": len(program.shared), "context_bytes": program.context_bytes,
+        "meta_bytes": meta_bytes, "shared_bytes": len(shared), "context_bytes": program.context_bytes,
         "worst_macs": program.macs, "worst_bytes": program.weight_bytes,
         "input_floats": program.input_floats, "output_floats": program.output_floats,
         "inputs": len(program.inputs), "outputs": len(program.outputs),
@@ -78,7 +78,8 @@ def write(
         "tensors": len(program.tensors), "layers": len(program.layers), "experts": len(program.experts),
         "golden_rows": len(golden), "golden_bytes": sizes["golden"] // max(1, len(golden)),
         "info_bytes": sizes["info"],
-        "meta_crc": zlib.crc32(image[spec.HEADER.bytes : meta_bytes]), "shared_crc": zlib.crc32(program.shared),
+        "meta_crc": zlib.crc32(image[spec.HEADER.bytes : meta_bytes]), "shared_crc": zlib.crc32(shared),
+        "context_tokens": program.context_tokens, "tail_op": program.tail_op,
         **{f"{name}_offset": offset for name, offset in offsets.items()},
     }  # fmt: skip
     record = _fill(header, values)
@@ -124,7 +125,7 @@ def _operand(operand: Operand) -> Any:
     )  # fmt: skip
 
 
-_FUNC_ENUM = {"map2": "binary", "reduce": "reduce"}
+_FUNC_ENUM = {"map2": "binary", "reduce": "reduce", "cache": "cache", "attention": "cache"}
 
 
 def _op(op: Op, numbers: Mapping[Tensor, int]) -> Any:
@@ -175,12 +176,12 @@ def _layer(program: Program, number: int) -> bytes:
     )  # fmt: skip
 
 
-def _expert(program: Program, number: int, place: int, frequency: float) -> bytes:
+def _expert(program: Program, number: int, place: int, data: bytes, frequency: float) -> bytes:
     e = program.experts[number]
     return bytes(
         _fill(
             spec.EXPERT.dtype,
-            {"offset": place, "bytes": len(e.data), "macs": e.macs, "crc": zlib.crc32(e.data), "layer": e.layer,
+            {"offset": place, "bytes": len(data), "macs": e.macs, "crc": zlib.crc32(data), "layer": e.layer,
              "first_op": len(program.ops) + e.first_op, "ops": e.ops, "index": e.index, "frequency": frequency},
         ).tobytes()
     )  # fmt: skip

@@ -18,7 +18,7 @@ from colibri.quantize import formats
 from colibri.quantize.report import relative_error, weight_error
 from colibri.reference.interpreter import Trace, run
 from colibri.reference.ops import quantize_rows
-from colibri.weights import ACTIVATION_GROUP, Int4Weight, Int8Weight, Weight
+from colibri.weights import ACTIVATION_GROUP, Int4Weight, Int8Weight, Loaded, Weight, dense, loaded
 
 DTYPES = ("fp32", "fp16", "int8", "int4", "mixed")
 
@@ -63,7 +63,7 @@ class _Tensor:
     kept: str
     seen: Array | None = None
     frequency: float = 1.0  # share of the tokens that reach it
-    options: dict[str, Weight] = field(default_factory=dict)
+    options: dict[str, Loaded] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)  # squared relative error by option
 
     @property
@@ -113,7 +113,7 @@ def quantize(
 
 def stored_bytes(graph: Graph) -> int:
     """Bytes of all constants as they are stored, experts included, padding and headers left out."""
-    own = sum(value.nbytes for value in graph.constants.values())
+    own = sum(loaded(value).nbytes for value in graph.constants.values())
     experts = (expert for node in graph.moe_nodes() for expert in node.attrs["experts"] if not is_absent(expert))
     return own + sum(map(stored_bytes, experts))
 
@@ -218,7 +218,7 @@ def _add_options(tensor: _Tensor, kinds: Sequence[str], shares: Mapping[str, flo
         tensor.kept = "no smaller in another format"
 
 
-def _encode(kind: str, matrix: Array, energy: Array | None, share: float) -> Weight:
+def _encode(kind: str, matrix: Array, energy: Array | None, share: float) -> Loaded:
     if kind == "fp16":
         return formats.fp16(matrix)
     return (formats.int8 if kind == "int8" else formats.int4)(matrix, energy, share)
@@ -343,8 +343,7 @@ def _own_error(tensor: _Tensor, kind: str, activations: str) -> float:
     if isinstance(weight, Int4Weight) or (isinstance(weight, Int8Weight) and activations == "int8"):
         q, scale = quantize_rows(x)
         read = np.asarray(q * np.repeat(scale, ACTIVATION_GROUP, axis=1)[:, : x.shape[1]], np.float32)
-    dense = weight if isinstance(weight, np.ndarray) else weight.dense()
-    return relative_error(x @ tensor.matrix.T, read @ dense.T)
+    return relative_error(x @ tensor.matrix.T, read @ dense(weight).T)
 
 
 def _spread(rows: Array, most: int) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 from colibri.errors import ExportError
 from colibri.graph import Array, Graph
 from colibri.reference.interpreter import Trace, run
-from colibri.weights import Int4Weight, Int8Weight, Weight
+from colibri.weights import Int4Weight, Int8Weight, Weight, dense
 
 Scorer = Callable[[list[Array]], float]
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -153,8 +153,7 @@ def relative_error(want: Numbers, have: Numbers) -> float:
 def weight_error(matrix: Array, stored: Weight, energy: Array | None = None) -> float:
     """Relative Frobenius error of a stored weight, its columns weighted by `energy` (cols,): that of its output."""
     root = np.ones(1) if energy is None else np.sqrt(energy.astype(np.float64))
-    dense = stored if isinstance(stored, np.ndarray) else stored.dense()
-    return relative_error(matrix * root, dense * root)
+    return relative_error(matrix * root, dense(stored) * root)
 
 
 def _bare(weight: Weight) -> Weight:

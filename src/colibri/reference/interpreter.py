@@ -10,7 +10,8 @@ import numpy as np
 
 from colibri.errors import ModelError
 from colibri.graph import Array, Graph, Node
-from colibri.reference import ops
+from colibri.reference import ops, sequence
+from colibri.weights import loaded
 
 CANONICAL_NAN = np.uint32(0x7FC00000).view(np.float32)
 
@@ -47,6 +48,8 @@ def _run(graph: Graph, inputs: Sequence[Array], trace: Trace | None) -> dict[str
     values: dict[str, Array] = dict(zip(graph.inputs, inputs, strict=True))
     # A constant is the same for every sample: a batch axis of 1, stretched only where an operation needs it.
     values.update({name: value[None] for name, value in graph.constants.items() if isinstance(value, np.ndarray)})
+    if graph.context and batch > graph.context:
+        raise ModelError(f"{graph.name} takes texts of at most {graph.context} tokens, not {batch}")
     for node in graph.nodes:
         args = [values[i] for i in node.inputs if i in values]  # the weight of a linear may be no array
         y = _moe(node, args, trace) if node.op == "moe" else OPS[node.op](node, args, graph)
@@ -64,7 +67,7 @@ def _aligned(args: Sequence[Array]) -> list[Array]:
 
 def _linear(node: Node, args: list[Array], graph: Graph) -> Array:
     _, weight, *bias = node.inputs
-    matrix = graph.constants[weight] if weight in graph.constants else args[1][0]
+    matrix = loaded(graph.constants[weight]) if weight in graph.constants else args[1][0]
     y = ops.linear(args[0], matrix, args[-1][0] if bias else None, node.attrs.get("activations", "int8"))
     func = node.attrs.get("activation")
     return y if func is None else ops.unary(y, func, node.attrs.get("alpha", 0.0), node.attrs.get("beta", 0.0))
@@ -107,6 +110,13 @@ def _expand(node: Node, args: list[Array], graph: Graph) -> Array:
     return np.broadcast_to(x.reshape(len(x), *(1,) * (len(shape) - x.ndim + 1), *x.shape[1:]), (len(x), *shape))
 
 
+def _attention(node: Node, args: list[Array], graph: Graph) -> Array:
+    q, k, v, *sinks = args
+    window, softcap = node.attrs.get("window", 0), node.attrs.get("softcap", 0.0)
+    cache = node.attrs.get("cache", "fp32")
+    return sequence.attention(q, k, v, sinks[0][0] if sinks else None, node.attrs["scale"], window, softcap, cache)
+
+
 def _moe(node: Node, args: list[Array], trace: Trace | None) -> Array:
     x, logits = args
     router, experts = node.attrs["router"], node.attrs["experts"]
@@ -145,4 +155,8 @@ OPS: dict[str, Callable[[Node, list[Array], Graph], Any]] = {
     "slice": _slice,
     "concat": _concat,
     "expand": _expand,
+    "embed": lambda node, args, graph: sequence.embed(args[0][:, 0], loaded(graph.constants[node.inputs[1]])),
+    "rope": lambda node, args, graph: sequence.rope(args[0], args[1][0]),
+    "attention": _attention,
+    "delay": lambda node, args, graph: sequence.delay(args[0], node.attrs["steps"]),
 }

@@ -20,14 +20,14 @@ from colibri.weights import (
     Fp16Weight,
     Int4Weight,
     Int8Weight,
+    Loaded,
     Residual,
-    Weight,
 )
 
 F = np.float32
 
 
-def linear(x: Array, weight: Weight, bias: Array | None, activations: str = "int8") -> Array:
+def linear(x: Array, weight: Loaded, bias: Array | None, activations: str = "int8") -> Array:
     """y[…, n] = bias[n] + Σ_k weight[n, k]·x[…, k], in the order and precision the weight's format prescribes.
 
     `activations` says, for int8 weights, whether x is quantised to int8 first or read as `float`.
