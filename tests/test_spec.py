@@ -74,6 +74,7 @@ def test_stages_import_only_earlier_ones() -> None:
         "elf",
         "toolchain",
         "firmware",
+        "language",
         "exporter",
         "frontends",
         "api",
