@@ -194,7 +194,7 @@ def test_the_largest_k_and_a_single_expert_work() -> None:
 def test_experts_of_one_shape_share_one_program() -> None:
     program = exporter.build(moe_graph(Router(4, 1))).program
     assert len({e.first_op for e in program.experts}) == 1 and len(program.experts) == 4
-    assert len({e.data for e in program.experts}) == 4
+    assert len({e.section.data() for e in program.experts}) == 4
 
 
 REFUSED = [

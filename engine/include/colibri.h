@@ -86,6 +86,9 @@ typedef struct colibri_context {
     colibri_parallel_hook *parallel; /* NULL: the calling thread does all the work */
     void *parallel_user;             /* handed to parallel */
     const void *kernels;             /* the engine's own: what this processor runs best */
+    uint32_t position;       /* of a language model, tokens of the text run so far; a caller may set it to 0 for a new text */
+    uint32_t context_tokens; /* most tokens of a text; 0: rows have nothing to do with each other */
+    int32_t tail;            /* output rows wanted, the last ones of a batch; 0: all */
 } colibri_context_t;
 
 /* Prepare a context inside `mem`.

@@ -46,7 +46,7 @@ CLB_STATIC_WALK void run_chunk(void *arg, uint32_t index)
     const clb_kernels *kernels = CLB_KERNELS(t->frame->ctx);
     const uint32_t first = index * t->chunk, end = first + clb_min(t->blocks - first, t->chunk);
     const uint32_t begin = first * CLB_LANES, outputs = clb_min(op->dims[1], end * CLB_LANES) - begin;
-    uint32_t sample = 0, row = 0;
+    uint32_t sample = t->frame->first, row = 0;
     clb_tile tile;
     tile.w0 = tile.w1 = NULL;
     while (sample < t->samples) {
@@ -84,7 +84,7 @@ CLB_WALK void clb_run_linear(const clb_op *op, uint32_t samples, const clb_frame
     }
     t.blocks = clb_ceil(op->dims[1], CLB_LANES);
     const uint32_t fitting = (uint32_t)(CHUNK_BYTES / t.matrix.stride) / CELL_BLOCKS * CELL_BLOCKS;
-    const uint64_t macs = (uint64_t)samples * op->rows * op->dims[0] * op->dims[1];
+    const uint64_t macs = (uint64_t)(samples - frame->first) * op->rows * op->dims[0] * op->dims[1];
     const int spread = ctx->parallel != NULL && macs >= PARALLEL_MACS;
     const uint32_t each = clb_ceil(clb_ceil(t.blocks, TASKS), CELL_BLOCKS) * CELL_BLOCKS;
     t.chunk = spread ? clb_min(fitting, each) : fitting;

@@ -49,7 +49,7 @@ static void unary_strip(uint32_t func, float p0, float p1, float *a)
     CASE(UNARY, SQRT, sqrtf(x))
     CASE(UNARY, RSQRT, 1.0f / sqrtf(x))
     CASE(UNARY, RECIPROCAL, 1.0f / x)
-    CASE(UNARY, EXP, clb_exp(x))
+    CASE(UNARY, EXP, clb_exp(x - p0)) /* p0: 0 in a program */
     CASE(UNARY, LOG, clb_log(x))
     CASE(UNARY, EXPM1, clb_expm1(x))
     CASE(UNARY, LOG1P, clb_log1p(x))

@@ -395,6 +395,7 @@ class _Lowering:
             Op("attention", out, q, work=kept, func=cache, rows=heads, dims=dims, sa=(window,), w0=self.weight(node, 3),
                p0=node.attrs["scale"], p1=node.attrs.get("softcap", 0.0), comment=node.output)
         )  # fmt: skip
+        self.macs += heads * (key + value) * (min(window, self.graph.context) or self.graph.context)
         self.finish(node, after)
 
     def _delay(self, node: Node) -> None:
@@ -549,7 +550,7 @@ def _must(rows: tuple[Operand, int] | None) -> tuple[Operand, int]:
 
 # --- reuse ------------------------------------------------------------------------------------------------------------
 
-_IN_PLACE = ("map1", "map2", "softmax", "layernorm", "rmsnorm")  # kernels that may write the row they read
+_IN_PLACE = ("map1", "map2", "softmax", "layernorm", "rmsnorm", "rope")  # kernels that may write the row they read
 
 
 def _reuse_dying_inputs(ops: list[Op]) -> None:
