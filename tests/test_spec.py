@@ -68,6 +68,7 @@ def test_stages_import_only_earlier_ones() -> None:
         "certify",
         "emit",
         "engine",
+        "language",
         "report",
         "targets",
         "callgraph",

@@ -17,6 +17,7 @@ from colibri.graph import Array, Graph
 from colibri.reference.interpreter import Trace, run
 
 GOLDEN_ROWS = 8
+TEXT_ROWS = 16  # of a language model: the first tokens of one text, run one after another
 _MEASURED_ROWS = 1024  # calibration rows run to measure how often each expert is chosen
 
 
@@ -54,7 +55,9 @@ def certify(graph: Graph, rows: Sequence[Array], golden_rows: int = GOLDEN_ROWS)
         frequencies += (taken * (routes.shape[-1] / routes.size)).tolist()
     golden = [
         Golden(flat_in[n], choices[n].astype(np.uint16), zlib.crc32(flat_out[n].tobytes()))
-        for n in _varied(trace.routes, count, min(golden_rows, count))
+        for n in (
+            range(min(TEXT_ROWS, count)) if graph.context else _varied(trace.routes, count, min(golden_rows, count))
+        )
     ]
     return Certificate(golden, frequencies, count)
 

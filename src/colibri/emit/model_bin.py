@@ -58,7 +58,8 @@ def write(
     sections["tensors"] = b"".join(_tensor(t, meta_bytes) for t in program.tensors)
     shares = frequencies or [0.0] * len(program.experts)
     sections["experts"] = b"".join(
-        _expert(program, n, place, weights[n], share) for n, (place, share) in enumerate(zip(places, shares, strict=True))
+        _expert(program, n, place, weights[n], share)
+        for n, (place, share) in enumerate(zip(places, shares, strict=True))
     )
     for name, data in sections.items():
         assert len(data) == sizes[name]
