@@ -1,8 +1,8 @@
 """A directory of tensors as Hugging Face stores models: config.json beside safetensors files, one or many.
 
-Nothing but headers is read at first. A tensor is read when it is needed, a few rows of it where no more are, and comes as
-float32 whatever it is stored as: float32, float16, bfloat16, FP8 (e4m3) with a scale for each block, or MXFP4. Nothing
-here knows what a tensor is for; that each is used, and once, is kept count of.
+Nothing but headers is read at first. A tensor is read when it is needed, a few rows of it where no more are, and comes
+as float32 whatever it is stored as: float32, float16, bfloat16, FP8 (e4m3) with a scale for each block, or MXFP4.
+Nothing here knows what a tensor is for; that each is used, and once, is kept count of.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ class Checkpoint:
         stored = self.tensors[name]
         if stored.shape != shape:
             raise ExportError(
-                f"tensor {name!r} has shape {stored.shape}, where config.json asks for {shape}: they do not belong together"
+                f"tensor {name!r} has shape {stored.shape}, not {shape} as config.json asks: the two do not belong "
+                "together"
             )
         if stored.kind not in (*DECODED, "MXFP4", "FP8"):
             raise ExportError(f"tensor {name!r} holds {stored.kind}, not floats: use an unquantised checkpoint")
@@ -241,7 +242,7 @@ def _reader(path: Path, offset: int, kind: str, shape: tuple[int, ...]) -> Rows:
 
 
 def _mxfp4(name: str, blocks: Stored, scales: Stored) -> Stored:
-    """Groups of 32 four-bit floats, 16 bytes with the low half first, times a power of two (OCP Microscaling Formats)."""
+    """Groups of 32 four-bit floats, 16 bytes, the low half first, times a power of two (OCP Microscaling Formats)."""
     if {blocks.kind, scales.kind} - {"U8"} or blocks.shape != (*scales.shape, MXFP4_GROUP // 2):
         raise ExportError(f"tensor {name!r}: blocks {blocks.shape} and scales {scales.shape} are no MXFP4 tensor")
     shape = (*scales.shape[:-1], scales.shape[-1] * MXFP4_GROUP)
@@ -268,8 +269,8 @@ def _scaled(numbers: Stored, scales: Stored, block: Any) -> Stored:
     fits = len(numbers.shape) == 2 and scales.shape == (-(-numbers.shape[0] // high), -(-numbers.shape[1] // wide))
     if numbers.kind != "F8_E4M3" or not fits:
         raise ExportError(
-            f"tensor {numbers.name!r} ({numbers.kind}, {numbers.shape}) and its scales {scales.shape} do not fit blocks "
-            f"of {high} x {wide}: use a checkpoint in float, or FP8 (e4m3) scaled in blocks"
+            f"tensor {numbers.name!r} ({numbers.kind}, {numbers.shape}) and its scales {scales.shape} do not fit "
+            f"blocks of {high} x {wide}: use a checkpoint in float, or FP8 (e4m3) scaled in blocks"
         )
 
     def rows(start: int, stop: int) -> Array:

@@ -1,8 +1,8 @@
 """The parts decoder language models are put together from, and the graph made of them and a checkpoint's tensors.
 
-A `Plan` says what a model is: for each layer how positions are mixed (`Heads`, `Latent`, `Convolution`) and what follows
-(`Dense`, `Mixture`). Names of tensors are relative to their layer. `build` reads the tensors a plan names, each of exactly
-the shape the plan implies; weights of linears stay in the file until they are needed.
+A `Plan` says what a model is: for each layer how positions are mixed (`Heads`, `Latent`, `Convolution`) and what
+follows (`Dense`, `Mixture`). Names of tensors are relative to their layer. `build` reads the tensors a plan names, each
+of exactly the shape the plan implies; weights of linears stay in the file until they are needed.
 """
 
 from __future__ import annotations
@@ -404,7 +404,8 @@ class _Builder:
 
         def matrix(stored: Stored, e: int, part: slice, bias: Array | None, *shape: int) -> Matrix:
             def of(found: Array) -> Array:
-                return (found[0].T if turn else found[0])[part]
+                rows: Array = (found[0].T if turn else found[0])[part]
+                return rows
 
             return Matrix(
                 f"{stored.name}.{e}", stored.part(shape, e, e + 1, of), None if bias is None else bias[e][part]

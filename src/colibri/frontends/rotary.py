@@ -20,8 +20,8 @@ F = np.float32
 
 # What each scaling must say, and what it may say beside it.
 NEEDED = {
-    "default": (), "linear": ("factor",), "dynamic": (), "yarn": ("factor",), "longrope": ("short_factor", "long_factor"),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "default": (), "linear": ("factor",), "dynamic": (), "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"), "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }  # fmt: skip
 ALLOWED = {
     "default": (), "linear": (), "dynamic": ("factor", "alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
@@ -36,8 +36,8 @@ class Rotary:
     """How positions turn pairs: a scaling and its values.
 
     `longest` is the model's max_position_embeddings, `original` what it was trained with before it was scaled,
-    `context` the most positions there will be: it decides between the short and the long factors of longrope, and how far
-    dynamic scaling goes. `mscales` (Phi-3.5-MoE): cosines are multiplied by short_mscale or long_mscale.
+    `context` the most positions there will be: it decides between the short and the long factors of longrope, and how
+    far dynamic scaling goes. `mscales` (Phi-3.5-MoE): cosines are multiplied by short_mscale or long_mscale.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Rotary:
     mscales: bool = False
 
     def table(self, dim: int) -> Array:
-        """(context, 2 · half) float32, cosines then sines, for heads of `dim` elements, `partial` of which are turned."""
+        """(context, 2 · half) float32, cosines, then sines, for heads of `dim` elements, of which `partial` turn."""
         turned = int(dim * self.partial)
         if turned < 2 or turned % 2:
             raise ExportError(
