@@ -180,7 +180,7 @@ def _ernie4_5_moe(c: Settings) -> Plan:
         return Mixture(c.router(n), c.moe_num_experts, c.moe_intermediate_size, ("mlp.gate.weight",), A, bias=bias,
                        bias_rank=2, shared=shared)  # fmt: skip
 
-    return c.plan(lambda n: heads, feed)
+    return c.plan(lambda n: heads, feed, head_bias=c.use_bias)
 
 
 def _hunyuan_v1_moe(c: Settings) -> Plan:

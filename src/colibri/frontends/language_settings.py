@@ -24,8 +24,10 @@ def _words(text: str) -> frozenset[str]:
 NEUTRAL = _words("""
     architectures model_type _name_or_path auto_map transformers_version torch_dtype dtype use_cache bos_token_id
     eos_token_id pad_token_id initializer_range attention_dropout output_router_logits router_aux_loss_coef
-    pretraining_tp output_attentions output_hidden_states return_dict is_decoder is_encoder_decoder chunk_size_feed_forward
-    id2label label2id problem_type tokenizer_class task_specific_params _attn_implementation _attn_implementation_autoset
+    pretraining_tp output_attentions output_hidden_states return_dict is_decoder is_encoder_decoder
+    chunk_size_feed_forward
+    id2label label2id problem_type tokenizer_class task_specific_params _attn_implementation
+    _attn_implementation_autoset
     _experts_implementation quantization_config router_jitter_noise hidden_dropout hidden_dropout_prob
     attention_probs_dropout_prob resid_pdrop embd_pdrop ep_size
 """)
@@ -34,7 +36,7 @@ POSITIVE = _words("""
     moe_layer_interval interleave_moe_layer_step no_rope_layer_interval conv_L_cache num_local_experts num_experts
     n_routed_experts moe_num_experts floor_scale
 """)
-MAY_BE_NULL = _words("num_key_value_heads head_dim sliding_window q_lora_rank n_shared_experts")
+MAY_BE_NULL = _words("num_key_value_heads head_dim sliding_window q_lora_rank n_shared_experts attention_chunk_size")
 ROPE = _words("rope_parameters rope_scaling rope_theta original_max_position_embeddings")
 
 
