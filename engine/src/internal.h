@@ -224,6 +224,7 @@ CLB_WALK float *clb_row_of(const clb_operand *v, const float *base, uint32_t row
 /* routing.c: layer->experts logits; words of scratch: a score for each expert, with a bias or groups 4 */
 CLB_WALK clb_router clb_route;
 CLB_INTERNAL uint32_t clb_key_words(const clb_layer *layer, int has_bias);
+CLB_WALK float clb_exp_sum(float *x, uint32_t n, const clb_kernels *kernels);
 
 /* linear.c: bytes of 8 rows of a matrix, 0 for a layout that is none */
 CLB_WALK size_t clb_block_bytes(uint32_t layout, uint32_t cols);

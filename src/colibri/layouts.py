@@ -23,7 +23,6 @@ from colibri.weights import (
     residual_bytes,
 )
 
-
 CACHE_LAYOUTS = {"fp32": "rows8_f32", "fp16": "rows8_f16", "int8": "rows8_i8"}  # of keys and values
 
 

@@ -391,7 +391,9 @@ class _Lowering:
         (k, _), (v, _) = self.rows(node.inputs[1]), self.rows(node.inputs[2])
         q, _ = self.rows(node.inputs[0])
         out, _, after = self.define_rows(node)
-        self.ops.append(Op("cache", Operand(), k, v, kept, func=cache, rows=kv, dims=dims, comment=node.output))
+        self.ops.append(
+            Op("cache", Operand(), k, v, kept, func=cache, rows=kv, dims=dims, sa=(window,), comment=node.output)
+        )
         self.ops.append(
             Op("attention", out, q, work=kept, func=cache, rows=heads, dims=dims, sa=(window,), w0=self.weight(node, 3),
                p0=node.attrs["scale"], p1=node.attrs.get("softcap", 0.0), comment=node.output)

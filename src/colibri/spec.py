@@ -194,7 +194,7 @@ OP = _record(
     ("u32", "dims", 4, "sizes inside a row; linear: inputs, outputs; softmax, norms: size; reduce: outer, n, inner; "
      "embed: width; rope: size, turned; cache, attention: size of a key, of a value, key heads, positions; delay: width, "
      "steps, positions"),
-    ("u32", "sa", 4, "strides of a, in floats; for attention the window (0: none), then zeros"),
+    ("u32", "sa", 4, "strides of a, in floats; for cache, attention the window (0: none), then zeros"),
     ("u32", "sb", 4, "strides of b, in floats"),
     ("u32", "so", 4, "strides of out, in floats, row-major"),
     ("f32", "p0", 1, "alpha of the function, or eps, or the factor on attention's scores"),

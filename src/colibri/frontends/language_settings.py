@@ -1,0 +1,203 @@
+"""What a language model's configuration says: fields its family's class knows, and nothing unaccounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from colibri.errors import ExportError
+from colibri.frontends.checkpoint import Checkpoint
+from colibri.frontends.decoders import ACTIVATIONS, Heads, Plan
+from colibri.frontends.families import router_of
+from colibri.frontends.rotary import Rotary, rotary_of
+from colibri.graph import Array, Router
+
+MOST_POSITIONS = 4096  # of a context that is not asked for: caches grow with it
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Fields that say nothing about the result at inference: names, tokens with a meaning, training, how the library runs.
+NEUTRAL = _words("""
+    architectures model_type _name_or_path auto_map transformers_version torch_dtype dtype use_cache bos_token_id
+    eos_token_id pad_token_id initializer_range attention_dropout output_router_logits router_aux_loss_coef
+    pretraining_tp output_attentions output_hidden_states return_dict is_decoder is_encoder_decoder
+    chunk_size_feed_forward
+    id2label label2id problem_type tokenizer_class task_specific_params _attn_implementation
+    _attn_implementation_autoset
+    _experts_implementation quantization_config router_jitter_noise hidden_dropout hidden_dropout_prob
+    attention_probs_dropout_prob resid_pdrop embd_pdrop ep_size
+""")
+POSITIVE = _words("""
+    vocab_size hidden_size num_hidden_layers num_attention_heads max_position_embeddings decoder_sparse_step
+    moe_layer_interval interleave_moe_layer_step no_rope_layer_interval conv_L_cache num_local_experts num_experts
+    n_routed_experts moe_num_experts floor_scale
+""")
+MAY_BE_NULL = _words("num_key_value_heads head_dim sliding_window q_lora_rank n_shared_experts attention_chunk_size")
+ROPE = _words("rope_parameters rope_scaling rope_theta original_max_position_embeddings")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A family: its configuration, and how a plan is made of it.
+
+    `defaults` are those of the configuration's class; what is in no list of this class is refused. `aliases` are other
+    names of fields. `only` are fields with the values that are known, `neutral` fields that change nothing. `rope` is
+    what holds where no rope_parameters are given, `partial` the share of a head that is turned, where the family knows
+    it. `ignored` are patterns of tensors that are not needed.
+    """
+
+    title: str
+    architectures: tuple[str, ...]
+    config_class: str
+    defaults: Mapping[str, Any]
+    plan: Callable[[Settings], Plan]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    neutral: str = ""
+    theta: float = 10000.0
+    rope: Mapping[str, Any] | None = None
+    partial: float | None = None
+    mscales: bool = False
+    ignored: tuple[str, ...] = ()
+
+
+class Settings:
+    """The fields of one configuration as attributes, each said by it or the class's default, and nothing else."""
+
+    def __init__(
+        self, config: Mapping[str, Any], adapter: Adapter, context: int | None, checkpoint: Checkpoint
+    ) -> None:
+        self.config, self.adapter, self.checkpoint = config, adapter, checkpoint
+        self._values = dict(adapter.defaults)
+        self._check_names()
+        for name in adapter.defaults:
+            self._values[name] = self._read(name)
+        for name, allowed in adapter.only.items():
+            if name in config and not any(type(config[name]) is type(a) and config[name] == a for a in allowed):
+                able = " or ".join(repr(a) for a in allowed)
+                raise self.refuse(f"{name} = {config[name]!r} is not supported, only {able}")
+        self.context = min(self.max_position_embeddings, MOST_POSITIONS) if context is None else context
+        self._tables: dict[int, Array] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._values:
+            raise AttributeError(f"{name} is not among the defaults of this family")
+        return self._values[name]
+
+    def refuse(self, message: str) -> ExportError:
+        return ExportError(f"{self.adapter.title}: {message}")
+
+    def _check_names(self) -> None:
+        adapter = self.adapter
+        known = {*adapter.defaults, *adapter.aliases, *adapter.only, *adapter.neutral.split(), *NEUTRAL, *ROPE}
+        known |= {"partial_rotary_factor"} if adapter.partial is not None else set()
+        for name, value in self.config.items():
+            if name not in known:
+                raise self.refuse(
+                    f"config.json has {name} = {value!r}, which is not known and may change the result; remove it if "
+                    "the model computes the same without it, or add it to the family (docs/adding-a-family.md)"
+                )
+
+    def _read(self, name: str) -> Any:
+        names = [name, *(alias for alias, of in self.adapter.aliases.items() if of == name)]
+        said = {n: self.config[n] for n in names if n in self.config}
+        if not said:
+            return self.adapter.defaults[name]
+        spelt, value = next(iter(said.items()))
+        if any(other != value for other in said.values()):
+            pairs = ", ".join(f"{n} = {v!r}" for n, v in said.items())
+            raise self.refuse(f"config.json contradicts itself, {pairs}: leave one of them")
+        default = self.adapter.defaults[name]
+        if value is None and (default is None or name in MAY_BE_NULL):
+            return None
+        kinds: dict[type, tuple[tuple[type, ...], str]] = {
+            bool: ((bool,), "true or false"), int: ((int,), "a whole number"), float: ((int, float), "a number"),
+            str: ((str,), "a text"),
+        }  # fmt: skip
+        if type(default) in kinds:
+            kind, what = kinds[type(default)]
+            wrong = not isinstance(value, kind) or isinstance(value, bool) != (kind == (bool,))
+            if wrong and not (isinstance(value, list) and name in ("num_experts", "moe_topk")):
+                raise self.refuse(f"{spelt} = {value!r} is not {what}: correct config.json")
+        if isinstance(value, int) and not isinstance(value, bool) and value < (1 if name in POSITIVE else -1):
+            raise self.refuse(f"{spelt} = {value} is too small: correct config.json")
+        return value
+
+    @property
+    def heads(self) -> int:
+        return int(self.num_attention_heads)
+
+    @property
+    def kv(self) -> int:
+        return self.heads if self.num_key_value_heads is None else int(self.num_key_value_heads)
+
+    @property
+    def dim(self) -> int:
+        return int(self.head_dim or self.hidden_size // self.heads)
+
+    @property
+    def rotary(self) -> Rotary:
+        """The positions; a family that turns whole heads must not be told to turn a part."""
+        config = dict(self.config)
+        if not (config.get("rope_scaling") or config.get("rope_parameters")) and self.adapter.rope is not None:
+            config["rope_parameters"] = dict(self.adapter.rope)
+        rotary = rotary_of(
+            config, self.context, theta=self.adapter.theta, longest=self.max_position_embeddings,
+            partial=self.adapter.partial or 1.0, mscales=self.adapter.mscales,
+        )  # fmt: skip
+        if rotary.partial != 1 and self.adapter.partial is None:
+            raise self.refuse(
+                f"partial_rotary_factor = {rotary.partial} is not known of this family: correct config.json"
+            )
+        return rotary
+
+    def table(self, dim: int) -> Array:
+        """The angles of heads of `dim`, one array however often it is asked for."""
+        if dim not in self._tables:
+            self._tables[dim] = self.rotary.table(dim)
+        return self._tables[dim]
+
+    def kinds(self, default: list[str], *allowed: str) -> list[str]:
+        """The kind of each layer."""
+        found = self.layer_types or default
+        if not isinstance(found, list) or len(found) != self.num_hidden_layers or not set(found) <= set(allowed):
+            raise self.refuse(f"layer_types = {found!r} is not one of {', '.join(allowed)} for each layer")
+        return found
+
+    def window(self, sliding: bool) -> int:
+        """The positions a layer sees, 0 for all."""
+        if not sliding or self.sliding_window is None:
+            return 0
+        if self.sliding_window < 1:
+            raise self.refuse(f"sliding_window = {self.sliding_window} leaves nothing to see: correct config.json")
+        return int(self.sliding_window)
+
+    def attention(self, **more: Any) -> Heads:
+        """Heads as most families have them."""
+        dim = self.dim
+        return replace(Heads(self.heads, self.kv, dim, dim**-0.5, table=self.table(dim)), **more)
+
+    def plan(self, mixer: Callable[[int], Any], feed: Callable[[int], Any], **more: Any) -> Plan:
+        """A plan with what all configurations say alike."""
+        act = self._values.get("hidden_act", "silu")
+        if act not in ACTIVATIONS:
+            raise self.refuse(f"hidden_act = {act!r} is not supported, only {', '.join(ACTIVATIONS)}")
+        plan = Plan(
+            self.vocab_size, self.hidden_size, self.num_hidden_layers, mixer, feed,
+            eps=self._values.get("rms_norm_eps", 0.0), activation=ACTIVATIONS[act], tied=self.tie_word_embeddings,
+            ignored=(r".*rotary_emb\.inv_freq", *self.adapter.ignored),
+        )  # fmt: skip
+        return replace(plan, **more)
+
+    def router(self, layer: int) -> Callable[[Array | None], Router]:
+        """The router of a layer, once its selection bias is known."""
+        return lambda bias: router_of(self.config, layer=layer, bias=bias)
+
+    def later_layers(self) -> tuple[str, ...]:
+        """Patterns of the layers behind the last, which predict tokens further ahead (MTP)."""
+        first = self.num_hidden_layers
+        return tuple(rf"model\.layers\.{n}\..*" for n in range(first, first + self.num_nextn_predict_layers))

@@ -1,0 +1,236 @@
+"""Tiny random language models of every family, with every option of their configurations that changes the result."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+
+from colibri.frontends.language_families import ADAPTERS
+
+Array = np.ndarray[Any, Any]
+
+VOCABULARY, TOKENS = 48, 40
+ROUTERS = re.compile(r"(TopKRouter|TopkRouter|V1Gate|Llama4Router)$")
+BASE = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2,
+        "pad_token_id": 0}  # fmt: skip
+LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24}
+QWEN = {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 40, "moe_intermediate_size": 24}
+LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+          "v_head_dim": 6}  # fmt: skip
+ROUTED = {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 3, "intermediate_size": 40,
+          "moe_intermediate_size": 24, "first_k_dense_replace": 1}  # fmt: skip
+ERNIE = {"moe_num_experts": 4, "moe_k": 2, "intermediate_size": 40, "moe_intermediate_size": 24,
+         "moe_num_shared_experts": 1}  # fmt: skip
+LLAMA4 = {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 24, "intermediate_size_mlp": 40,
+          "head_dim": 8}  # fmt: skip
+
+BASES: dict[str, dict[str, Any]] = {
+    "mixtral": {**LOCAL, "head_dim": 8},
+    "qwen2_moe": {**QWEN, "shared_expert_intermediate_size": 28},
+    "qwen3_moe": {**QWEN, "head_dim": 12},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24},
+    "granitemoe": LOCAL,
+    "phimoe": LOCAL,
+    "gpt_oss": {**LOCAL, "head_dim": 8, "sliding_window": 8},
+    "lfm2_moe": {**QWEN, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
+    "deepseek_v2": {**LATENT, **ROUTED},
+    "deepseek_v3": {**LATENT, **ROUTED, "n_group": 2, "topk_group": 1},
+    "glm4_moe": {**ROUTED, "head_dim": 8},
+    "ernie4_5_moe": ERNIE,
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2, "intermediate_size": 24, "head_dim": 8},
+    "minimax_m2": {**LOCAL, "head_dim": 8},
+    "llama4": LLAMA4,
+}
+
+
+def rope(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **more}}
+
+
+LONG = {"short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.0, 1.5, 4.0, 9.0]}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
+NO_DENSE = {"first_k_dense_replace": 0}
+
+# What is switched, by family; "" is the family as it is in BASES.
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "mixtral": {
+        "": {}, "window": {"sliding_window": 8}, "wide heads": {"head_dim": 10, "num_experts_per_tok": 3},
+        "tied": {"tie_word_embeddings": True}, "gelu": {"hidden_act": "gelu"}, "one each": {"num_key_value_heads": 4},
+        "eps": {"rms_norm_eps": 0.1, "rope_theta": 100.0}, "linear": rope("linear", factor=3.0),
+        "dynamic": rope("dynamic", factor=3.0), "yarn": rope("yarn", **YARN),
+        "yarn, factors": rope("yarn", **YARN, attention_factor=0.8, beta_fast=4.0, beta_slow=0.5, truncate=False),
+        "yarn, mscale": rope("yarn", **YARN, mscale=0.7, mscale_all_dim=1.2),
+        "longrope, short": rope("longrope", **LONG, factor=4.0, original_max_position_embeddings=64),
+        "longrope, long": rope("longrope", **LONG, original_max_position_embeddings=16),
+        "longrope, attention factor": rope("longrope", **LONG, attention_factor=1.3,
+                                           original_max_position_embeddings=16),
+        "llama3": rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                       original_max_position_embeddings=32),
+    },
+    "qwen2_moe": {
+        "": {}, "normalized": {"norm_topk_prob": True}, "no bias": {"qkv_bias": False},
+        "windows": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+        "windows, first": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1,
+                           "num_hidden_layers": 3},
+        "windows, listed": {"use_sliding_window": True, "sliding_window": 8,
+                            "layer_types": ["full_attention", "sliding_attention"]},
+        "dense first": {"mlp_only_layers": [0]}, "dense often": {"decoder_sparse_step": 2},
+        "tied": {"tie_word_embeddings": True, "rms_norm_eps": 0.1, "hidden_act": "gelu_pytorch_tanh"},
+    },
+    "qwen3_moe": {
+        "": {}, "normalized": {"norm_topk_prob": True}, "bias": {"attention_bias": True},
+        "window": {"use_sliding_window": True, "sliding_window": 8}, "dense first": {"mlp_only_layers": [0]},
+        "dense often": {"decoder_sparse_step": 2, "hidden_act": "relu"},
+        "tied": {"tie_word_embeddings": True, "head_dim": 8, "rms_norm_eps": 0.1},
+    },
+    "olmoe": {
+        "": {}, "normalized": {"norm_topk_prob": True}, "clipped": {"clip_qkv": 0.5}, "bias": {"attention_bias": True},
+        "one each": {"num_key_value_heads": None, "rms_norm_eps": 0.1, "hidden_act": "gelu"},
+        "tied": {"tie_word_embeddings": True},
+    },
+    "granitemoe": {
+        "": {}, "multipliers": {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
+                                "logits_scaling": 5.0},
+        "bias": {"attention_bias": True, "rms_norm_eps": 0.1}, "tied": {"tie_word_embeddings": True},
+        "one each": {"num_key_value_heads": None, "hidden_act": "relu"},
+    },
+    "phimoe": {
+        "": {}, "biases": {"attention_bias": True, "lm_head_bias": True}, "window": {"sliding_window": 8},
+        "far": {"router_jitter_noise": 0.4, "rms_norm_eps": 0.1}, "tied": {"tie_word_embeddings": True},
+        "longrope, short": rope("longrope", **LONG, short_mscale=1.2, long_mscale=1.4,
+                                original_max_position_embeddings=64),
+        "gelu": {"hidden_act": "gelu"},
+    },
+    "gpt_oss": {
+        "": {}, "listed": {"layer_types": ["full_attention", "sliding_attention"]},
+        "all see all": {"layer_types": ["full_attention"] * 2}, "no bias": {"attention_bias": False},
+        "limits": {"swiglu_limit": 0.6, "swiglu_alpha": 1.1}, "plain": rope("default"),
+        "tied": {"tie_word_embeddings": True, "rms_norm_eps": 0.1, "head_dim": 12, "num_experts_per_tok": 3},
+    },
+    "lfm2_moe": {
+        "": {}, "turned": {"layer_types": ["full_attention", "conv"], "num_dense_layers": 0},
+        "bias": {"conv_bias": True, "conv_L_cache": 4}, "no bias": {"use_expert_bias": False},
+        "plain weights": {"norm_topk_prob": False, "routed_scaling_factor": 1.7},
+        "untied": {"tie_word_embeddings": False, "norm_eps": 0.1},
+    },
+    "deepseek_v2": {
+        "": {}, "groups": {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5},
+        "plain queries": {"q_lora_rank": None, "n_shared_experts": 2}, "bias": {"attention_bias": True, "mlp_bias": True},
+        "yarn": rope("yarn", **YARN, mscale=0.7, mscale_all_dim=0.9), "no dense": NO_DENSE,
+        "tied": {"tie_word_embeddings": True, "rms_norm_eps": 0.1, "hidden_act": "gelu"},
+    },
+    "deepseek_v3": {
+        "": {}, "one group": {"n_group": 1, "topk_group": 1}, "halves": {"rope_interleave": False},
+        "groups": {"n_group": 4, "topk_group": 3, "routed_scaling_factor": 1.3},
+        "plain queries": {"q_lora_rank": None, "n_shared_experts": 2, **NO_DENSE}, "bias": {"attention_bias": True},
+        "plain weights": {"norm_topk_prob": False},
+        "yarn": rope("yarn", **YARN, mscale=1.0, mscale_all_dim=1.0, beta_fast=32, beta_slow=1),
+        "tied": {"tie_word_embeddings": True, "rms_norm_eps": 0.1},
+    },
+    "glm4_moe": {
+        "": {}, "norms": {"use_qk_norm": True, **NO_DENSE}, "bias": {"attention_bias": True, "n_shared_experts": 2},
+        "quarter": rope("default", partial_rotary_factor=0.25), "whole": rope("default", partial_rotary_factor=1.0),
+        "groups": {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}, "plain weights": {"norm_topk_prob": False},
+        "yarn": rope("yarn", **YARN, partial_rotary_factor=0.5),
+        "tied": {"tie_word_embeddings": True, "rms_norm_eps": 0.1},
+    },
+    "ernie4_5_moe": {
+        "": {}, "no shared": {"moe_num_shared_experts": 0}, "two shared": {"moe_num_shared_experts": 2},
+        "bias": {"use_bias": True}, "least sum": {"moe_norm_min": 0.9},
+        "some dense": {"moe_layer_interval": 2, "moe_layer_start_index": 2, "moe_layer_end_index": 4,
+                       "num_hidden_layers": 6},
+        "untied": {"tie_word_embeddings": False, "rms_norm_eps": 0.1, "moe_layer_start_index": 0},
+        "dense last": {"moe_layer_start_index": 0, "moe_layer_end_index": 0},
+    },
+    "hunyuan_v1_moe": {
+        "": {}, "alpha": rope("dynamic", alpha=50.0, factor=1.0), "bias": {"attention_bias": True},
+        "own k": {"moe_topk": [1, 3]}, "linear": rope("linear", factor=2.0),
+        "tied": {"tie_word_embeddings": True, "rms_norm_eps": 0.1, "head_dim": 12, "num_key_value_heads": None},
+    },
+    "minimax_m2": {
+        "": {}, "half": rope("default", partial_rotary_factor=0.5), "old name": {"rotary_dim": 4},
+        "wide heads": {"head_dim": 12, "rms_norm_eps": 0.1}, "tied": {"tie_word_embeddings": True},
+    },
+    "llama4": {
+        "": {}, "dense between": {"interleave_moe_layer_step": 2}, "no norms": {"use_qk_norm": False},
+        "listed": {"moe_layers": [0], "num_experts_per_tok": 2},
+        "still layer": {"no_rope_layers": [1, 0], "floor_scale": 4, "attn_scale": 0.7},
+        "still often": {"no_rope_layer_interval": 2, "attn_temperature_tuning": False},
+        "bias": {"attention_bias": True, "attention_chunk_size": None},
+        "all see all": {"layer_types": ["full_attention"] * 2, "rms_norm_eps": 0.1},
+        "chunk": {"attention_chunk_size": 64}, "tied": {"tie_word_embeddings": True, "head_dim": 12},
+    },
+}  # fmt: skip
+CASES = [(family, name) for family, names in VARIANTS.items() for name in names]
+
+
+@dataclass
+class Model:
+    """A saved model, and what transformers computes with it."""
+
+    module: Any
+    directory: Path
+    routes: list[Array] = field(default_factory=list)
+
+    def logits(self, ids: Array) -> Array:
+        """(tokens, vocabulary); `routes` becomes (tokens, k) sorted experts of every mixture."""
+        self.routes = []
+        handles = [
+            m.register_forward_hook(self._seen) for m in self.module.modules() if ROUTERS.search(type(m).__name__)
+        ]
+        with torch.no_grad():
+            logits: Array = self.module(torch.from_numpy(np.asarray(ids, np.int64))[None]).logits[0].float().numpy()
+        for handle in handles:
+            handle.remove()
+        return logits
+
+    def _seen(self, module: nn.Module, args: Any, result: Any) -> None:
+        if type(module).__name__ == "Llama4Router":
+            chosen = result[1].topk(module.top_k, dim=-1).indices
+        else:
+            chosen = result[2]
+        self.routes.append(np.sort(chosen.reshape(-1, chosen.shape[-1]).numpy(), -1))
+
+
+def config_of(family: str, settings: Mapping[str, Any]) -> Any:
+    config = getattr(transformers, ADAPTERS[family].config_class)
+    return config(**{**BASE, **BASES[family], **settings})
+
+
+def make(family: str, directory: Path, settings: Mapping[str, Any], dtype: Any = torch.float32, seed: int = 0) -> Model:
+    """A model with random weights, norms, biases and buffers, nothing left at zero or one, saved to `directory`."""
+    config = config_of(family, settings)
+    architecture = getattr(transformers, ADAPTERS[family].architectures[0])
+    torch.manual_seed(seed)
+    module = architecture(config).eval()
+    with torch.no_grad():
+        # The clock of names, not of the module's own seed, decides: a family gives the same numbers whatever it adds.
+        for name, value in [*module.named_parameters(), *module.named_buffers()]:
+            if "inv_freq" in name:
+                continue
+            noise = torch.randn(value.shape)
+            if "norm" in name and name.endswith("weight"):
+                value.copy_(1 + 0.3 * noise)
+            elif value.ndim < 2 or "correction" in name or name.endswith("_bias"):
+                value.copy_(0.3 * noise)
+            elif "embed" in name:
+                value.copy_(noise)
+            else:
+                turned = family in ("gpt_oss", "llama4") and value.ndim == 3
+                value.copy_(noise * 1.3 / value.shape[-2 if turned else -1] ** 0.5)
+    module.to(dtype).save_pretrained(directory)
+    if dtype != torch.float32:
+        module = architecture.from_pretrained(directory, dtype=torch.float32).eval()
+    return Model(module, directory)
