@@ -16,7 +16,7 @@ from colibri.graph import Graph, Node, Router, Shape, expert_numbers, is_absent
 from colibri.layouts import layout_of, page_bytes, record_floats, stored_size
 from colibri.program import Buffer, Expert, Layer, Op, Operand, Place, Program, Section, Tensor, View, liveness
 from colibri.spec import ALIGN_BUFFER, ALIGN_MODEL, EXPERT_TILE, LIMIT, PAGE, align
-from colibri.weights import Int4Weight, Int8Weight, Weight
+from colibri.weights import Weight, kind_of
 
 
 def lower(graph: Graph, max_batch: int = 1) -> Program:
@@ -239,7 +239,7 @@ class _Lowering:
         integer = reads_int8(node, self.graph)
         a, rows = self.int8_rows(node.inputs[0]) if integer else self.rows(node.inputs[0])
         out, _, after = self.define_rows(node)
-        residual = isinstance(matrix, Int8Weight | Int4Weight) and matrix.residual is not None
+        residual = matrix is not None and kind_of(matrix)[1] >= 0
         self.ops.append(
             Op("linear_q" if integer else "linear", out, a, func=node.attrs.get("activation") or "identity", rows=rows,
                dims=(k, n), w0=self.weight(node, 1, "" if matrix is None else layout_of(matrix)),
@@ -478,8 +478,8 @@ class _Lowering:
 def reads_int8(node: Node, graph: Graph) -> bool:
     """Whether a `linear` takes its input as int8."""
     matrix = graph.constants.get(node.inputs[1])
-    wants = node.attrs.get("activations", "int8") == "int8"
-    return isinstance(matrix, Int4Weight) or (isinstance(matrix, Int8Weight) and wants)
+    kind = "" if matrix is None else kind_of(matrix)[0]
+    return kind == "Int4Weight" or (kind == "Int8Weight" and node.attrs.get("activations", "int8") == "int8")
 
 
 def _reads_input_as_int8(expert: Graph) -> bool:
