@@ -75,7 +75,7 @@ def test_stages_import_only_earlier_ones() -> None:
         "elf",
         "toolchain",
         "firmware",
-        "lm_export",
+        "language_export",
         "exporter",
         "frontends",
         "api",

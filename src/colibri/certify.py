@@ -38,10 +38,11 @@ class Certificate:
     rows: int
 
 
-def certify(graph: Graph, rows: Sequence[Array], golden_rows: int = GOLDEN_ROWS) -> Certificate:
+def certify(graph: Graph, rows: Sequence[Array], golden_rows: int | None = None) -> Certificate:
     """Run `rows` (one array (n, *shape) an input) through the reference; keep golden rows that visit many experts.
 
-    In a language model the rows are the tokens of one text, and the golden rows its first.
+    In a language model the rows are the tokens of one text, and the golden rows its first. `golden_rows` is by default
+    GOLDEN_ROWS, of a text TEXT_ROWS.
     """
     most = min(_MEASURED_ROWS, graph.context or _MEASURED_ROWS)
     inputs = [np.ascontiguousarray(x[:most], np.float32) for x in rows]
@@ -56,7 +57,8 @@ def certify(graph: Graph, rows: Sequence[Array], golden_rows: int = GOLDEN_ROWS)
         experts = node.attrs["router"].experts
         taken = np.bincount(routes[routes >= 0], minlength=experts)
         frequencies += (taken * (routes.shape[-1] / routes.size)).tolist()
-    kept = min(golden_rows, count)
+    wanted = TEXT_ROWS if graph.context else GOLDEN_ROWS
+    kept = min(wanted if golden_rows is None else golden_rows, count)
     golden = [
         Golden(flat_in[n], choices[n].astype(np.uint16), zlib.crc32(flat_out[n].tobytes()))
         for n in (range(kept) if graph.context else _varied(trace.routes, count, kept))

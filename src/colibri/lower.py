@@ -14,7 +14,7 @@ import numpy as np
 from colibri.errors import ExportError
 from colibri.graph import Graph, Node, Router, Shape, expert_numbers, is_absent
 from colibri.layouts import layout_of, page_bytes, record_floats, stored_size
-from colibri.program import Buffer, Expert, Layer, Op, Operand, Place, Program, Section, Tensor, View, liveness
+from colibri.program import Buffer, Expert, Layer, Op, Operand, Part, Place, Program, Section, Tensor, View, liveness
 from colibri.spec import ALIGN_BUFFER, ALIGN_MODEL, EXPERT_TILE, LIMIT, PAGE, align
 from colibri.weights import Weight, kind_of
 
@@ -112,7 +112,8 @@ class _Lowering:
         """The tensors with the values of `graph`, which is the one lowered or one like it."""
         names = dict(zip(self.graph.constants, graph.constants, strict=True))
         values = self.routers | {name: graph.constants[other] for name, other in names.items()}
-        return Section(self.tensors.size, tuple((t, values[t.name]) for t in self.tensors.items))
+        parts = (Part(t, values[t.name], names.get(t.name, t.name)) for t in self.tensors.items)
+        return Section(self.tensors.size, tuple(parts))
 
     def keep(self, node: Node, size: int) -> Operand:
         """Memory of `size` bytes that outlives a run."""

@@ -212,18 +212,7 @@ def _compute(number: int) -> tuple[int, int]:
     if number in before and _crc(file, piece) == before[number]:
         return number, before[number]
     crc, at = 0, piece.offset
-    blocks = piece.data()
-    while True:
-        try:
-            block = next(blocks, None)
-        except ExportError as error:
-            raise ExportError(f"{piece.name}: {error}") from None
-        except MemoryError:
-            raise ExportError(f"{piece.name}: not enough memory: use fewer workers") from None
-        except Exception as error:
-            raise ExportError(f"{piece.name} cannot be read: {type(error).__name__}: {error}") from error
-        if block is None:
-            break
+    for block in piece.data():
         crc = zlib.crc32(block, crc)
         with _writing(Path(piece.name)):
             _put(file, at, block)
