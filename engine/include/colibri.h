@@ -56,6 +56,10 @@ enum colibri_error {
     COLIBRI_ERR_RELEASE_FAILED = 25,/* the system does not release this memory: unlock these experts first */
     COLIBRI_ERR_THREAD_FAILED = 26,/* a prefetching thread cannot be started: raise the limit (ulimit -u), free memory, or go without */
     COLIBRI_ERR_UNSUPPORTED = 27, /* this system has no such service: read the model into memory and give that to colibri_init */
+    COLIBRI_ERR_TOKENIZER = 28,   /* this is not a tokenizer.bin, or it is damaged: write or copy it again */
+    COLIBRI_ERR_TOKEN = 29,       /* an id is not in the tokenizer's vocabulary: pass ids of this tokenizer */
+    COLIBRI_ERR_SCRATCH = 30,     /* the scratch memory is too small for this text: give it colibri_tokenizer_scratch() bytes */
+    COLIBRI_ERR_OUTPUT = 31,      /* the output array is too small: give it room for as many elements as the count returned */
     /* end of errors */
 };
 

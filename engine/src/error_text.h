@@ -1,5 +1,5 @@
 /* Names and sentences of enum colibri_error, by value. Generated from src/colibri/spec.py. */
-static const char *const error_table[28][2] = {
+static const char *const error_table[32][2] = {
     {"COLIBRI_OK", "no error"},
     {"COLIBRI_ERR_NULL", "a pointer is null: pass the memory block, the model, the input and the output"},
     {"COLIBRI_ERR_MISALIGNED", "the model or the memory block is not aligned to 64 bytes: use _Alignas(64) or aligned_alloc"},
@@ -27,5 +27,9 @@ static const char *const error_table[28][2] = {
     {"COLIBRI_ERR_HUGE_PAGES", "the system gives this process no huge pages: allow them (transparent_hugepage=madvise) or go without"},
     {"COLIBRI_ERR_RELEASE_FAILED", "the system does not release this memory: unlock these experts first"},
     {"COLIBRI_ERR_THREAD_FAILED", "a prefetching thread cannot be started: raise the limit (ulimit -u), free memory, or go without"},
-    {"COLIBRI_ERR_UNSUPPORTED", "this system has no such service: read the model into memory and give that to colibri_init"}
+    {"COLIBRI_ERR_UNSUPPORTED", "this system has no such service: read the model into memory and give that to colibri_init"},
+    {"COLIBRI_ERR_TOKENIZER", "this is not a tokenizer.bin, or it is damaged: write or copy it again"},
+    {"COLIBRI_ERR_TOKEN", "an id is not in the tokenizer's vocabulary: pass ids of this tokenizer"},
+    {"COLIBRI_ERR_SCRATCH", "the scratch memory is too small for this text: give it colibri_tokenizer_scratch() bytes"},
+    {"COLIBRI_ERR_OUTPUT", "the output array is too small: give it room for as many elements as the count returned"}
 };

@@ -75,6 +75,11 @@ ERRORS: tuple[tuple[str, str], ...] = (
         "a prefetching thread cannot be started: raise the limit (ulimit -u), free memory, or go without",
     ),
     ("UNSUPPORTED", "this system has no such service: read the model into memory and give that to colibri_init"),
+    # the tokenizer's, colibri_tokenizer.h
+    ("TOKENIZER", "this is not a tokenizer.bin, or it is damaged: write or copy it again"),
+    ("TOKEN", "an id is not in the tokenizer's vocabulary: pass ids of this tokenizer"),
+    ("SCRATCH", "the scratch memory is too small for this text: give it colibri_tokenizer_scratch() bytes"),
+    ("OUTPUT", "the output array is too small: give it room for as many elements as the count returned"),
 )
 
 
