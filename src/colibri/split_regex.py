@@ -140,9 +140,12 @@ class _Parser:
         if c == "[":
             self.bracket()
         elif c == "\\":
-            if re.compile(r"\\([pP]\{\^?\w+\}|[sSdDwWrntfv]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[^\w])").match(
-                self.pattern, at
-            ) is None:
+            if (
+                re.compile(r"\\([pP]\{\^?\w+\}|[sSdDwWrntfv]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[^\w])").match(
+                    self.pattern, at
+                )
+                is None
+            ):
                 self.refuse("an escape")
             self.at = re.compile(r"\\([pP]\{\^?\w+\}|x..|u....|.)", re.S).match(self.pattern, at).end()  # type: ignore[union-attr]
         elif c == "$":
@@ -425,8 +428,8 @@ def _linear(table: np.ndarray[Any, np.dtype[np.uint16]]) -> bool:
     """Whether searches read each character a bounded number of times.
 
     Either every step without a match leads where a search started at that very character would be: then what has been
-    read in vain need not be tried again (as in `\\s+$`). Or a search does not go round in circles before its first match,
-    and after one only over characters that the search after it will match (as in `\\s*[\\r\\n]+|\\s+`).
+    read in vain need not be tried again (as in `\\s+$`). Or a search does not go in circles before its first match, and
+    after one only over characters that the search after it will match (as in `\\s*[\\r\\n]+|\\s+`).
     """
     rows = table.tolist()
     if all(entry == rows[1][column] for row in rows for column, entry in enumerate(row) if entry and entry < MATCHED):

@@ -48,7 +48,9 @@ HASH = 0x85EBCA6B
 
 def refuse(what: str) -> ExportError:
     """The error for something that only the Python tokenizer does."""
-    return ExportError(f"{what}, which the C tokenizer does not do: use the Python tokenizer (colibri.Tokenizer)")
+    return ExportError(
+        f"{what}, which the C tokenizer does not do: use the Python tokenizer (colibri.tokenizer.Tokenizer)"
+    )
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -121,7 +123,7 @@ def _pre_tokenizer(spec: dict[str, Any], plan: _Plan) -> None:
             if scheme != "never":
                 plan.flags |= {"prefix_always", "prefix_missing"} | ({"prefix_start"} if scheme == "first" else set())
             if part.get("split", True):
-                plan.stages.append((_merged(Set("\\x{20}"), next_=True), KEEP_ALL, METASPACE))
+                plan.stages.append((_merged(Set("\\x{2581}"), next_=True), KEEP_ALL, METASPACE))
         elif kind == "Digits":
             digit: Node = Set(unicode_probe.DIGITS)
             whole = digit if part.get("individual_digits", False) else Repeat(digit, 1, None)
@@ -135,7 +137,8 @@ def _pre_tokenizer(spec: dict[str, Any], plan: _Plan) -> None:
 
 
 def _split(part: dict[str, Any], plan: _Plan) -> None:
-    (kind, pattern), behavior, invert = *part["pattern"].items(), part["behavior"], part.get("invert", False)
+    ((kind, pattern),) = part["pattern"].items()
+    behavior, invert = part["behavior"], part.get("invert", False)
     node = split_regex.parse(pattern) if kind == "Regex" else split_regex.literal(pattern)
     keep = KEEP_ALL
     if behavior == "Removed":
@@ -208,7 +211,9 @@ def _template(spec: dict[str, Any]) -> tuple[list[int], list[int]]:
             after.append(int(part["sep"][1]))
         elif kind == "TemplateProcessing":
             ids = {name: token["ids"] for name, token in part["special_tokens"].items()}
-            seen, left, right = 0, [], []
+            seen = 0
+            left: list[int] = []
+            right: list[int] = []
             for item in part["single"]:
                 seen += "Sequence" in item
                 if "SpecialToken" in item:
@@ -251,7 +256,9 @@ def write_c(tokenizer: str | Path | bytes, *, bos: int | None = None, eos: Seque
     try:
         return _Writer(spec, library, bos, tuple(eos)).write()
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ExportError(f"tokenizer.json is not of the form expected ({error!r}): use the Python tokenizer") from error
+        raise ExportError(
+            f"tokenizer.json is not of the form expected ({error!r}): use the Python tokenizer"
+        ) from error
 
 
 class _Writer:
@@ -291,11 +298,11 @@ class _Writer:
         head |= self.patterns()
         head |= self.normalization()
         body = b"".join(self.sections)
-        names = (
-            "flags vocab text_bytes longest hash_slots hash_probes merge_slots merge_probes before after eos bos "
-            "nodes raw_nodes normal_nodes added_bytes classes blocks stages entries nfc_blocks nfc_records nfc_points "
-            "nfc_pairs"
-        ).split()
+        names = [
+            "flags", "vocab", "text_bytes", "longest", "hash_slots", "hash_probes", "merge_slots", "merge_probes",
+            "before", "after", "eos", "bos", "nodes", "raw_nodes", "normal_nodes", "added_bytes", "classes", "blocks",
+            "stages", "entries", "nfc_blocks", "nfc_records", "nfc_points", "nfc_pairs",
+        ]  # fmt: skip
         total = HEADER_BYTES + len(body)
         if total >= 1 << 32:
             raise refuse("the tokenizer takes more than 4 GB")
@@ -329,12 +336,12 @@ class _Writer:
         return merges
 
     def add_safe_cuts(self) -> None:
-        """Cut before spaces where no merge reaches across: the same tokens, in pieces that are found in the vocabulary."""
+        """Cut before spaces where no merge reaches across: the same tokens, from pieces the vocabulary holds whole."""
         if "metaspace" not in self.plan.flags or "byte_level" in self.plan.flags:
             return
         if all(METASPACE not in self.text[token].lstrip(METASPACE) for _, token in self.merges.values()):
-            space, other = Set("\\x{20}"), Repeat(Set("\\x{20}", True), 0, None)
-            cut = Alt((Cat((Repeat(space, 1, None), other)), Repeat(Set("\\x{20}", True), 1, None)))
+            space, other = Set("\\x{2581}"), Repeat(Set("\\x{2581}", True), 0, None)
+            cut = Alt((Cat((Repeat(space, 1, None), other)), Repeat(Set("\\x{2581}", True), 1, None)))
             self.plan.stages.append((cut, KEEP_ALL, "cuts between words"))
 
     def tokens(self) -> dict[str, int]:
@@ -423,7 +430,9 @@ class _Writer:
                 text = token["content"] if normalize is None else normalize.normalize_str(token["content"])
                 if "metaspace" in self.plan.flags:
                     # From here on spaces and U+2581 are one; the library's pre-tokenizer makes them so only later.
-                    in_normalizer = self.spec.get("normalizer") is not None and METASPACE in normalize.normalize_str("a b")
+                    in_normalizer = self.spec.get("normalizer") is not None and METASPACE in normalize.normalize_str(
+                        "a b"
+                    )
                     if token["lstrip"] or token["rstrip"] or (not in_normalizer and {" ", METASPACE} & set(text)):
                         raise refuse(f"the added token {token['content']!r} takes spaces in after normalisation")
                     text = text.replace(METASPACE, " ")
@@ -443,11 +452,14 @@ class _Writer:
         stages = self.plan.stages
         names = [atom for node, _, _ in stages for atom in split_regex.atoms(node)]
         words = any(a["single_word"] for a in self.added)
-        alphabet = Alphabet.of([*names, *(["\\x{20}"] if "metaspace" in self.plan.flags else []),
+        alphabet = Alphabet.of([*names, *(["\\x{2581}"] if "metaspace" in self.plan.flags else []),
                                 *([unicode_probe.WORD] if words else [])])  # fmt: skip
         classes = alphabet.classes
         tables = [split_regex.compile_pattern(node, alphabet, source) for node, _, source in stages]
         self.check(alphabet, tables)
+        if "metaspace" in self.plan.flags:
+            classes = classes.copy()
+            classes[ord(" ")] = classes[ord(METASPACE)]  # which is what patterns see in its place
         blocks, index = np.unique(classes.reshape(-1, 256), axis=0, return_inverse=True)
         if len(blocks) > 256:
             raise refuse(f"the tokenizer's patterns need {len(blocks)} blocks of characters")
@@ -523,7 +535,7 @@ class _Writer:
 
 
 def _tries(*tries: dict[bytes, dict[str, Any]]) -> tuple[list[tuple[int, int, int, int, int]], list[int]]:
-    """The nodes of several tries, first all roots; those of one parent lie together, sorted. And the numbers of roots."""
+    """The nodes of several tries, first all roots, those of one parent together and sorted; and the numbers of roots."""
     nodes: list[tuple[int, int, int, int, int]] = []
     roots: list[int] = []
     level = [(-1, 0, trie) for trie in tries]
@@ -577,5 +589,3 @@ def _place(hashes: np.ndarray[Any, np.dtype[np.uint64]]) -> tuple[np.ndarray[Any
             places[order] = sorted_places
             return places, slots, align(probes, 2)
         slots *= 2
-
-
