@@ -132,7 +132,7 @@ def test_the_engine_reports_the_reference_routes_and_logits(graph: Graph, max_ba
     model = engine.load(export.image)
     for want, have in zip(trace.routes, model.routes(*inputs), strict=True):
         assert np.array_equal(want, have)
-    for route, want, (chosen, have) in zip(trace.routes, trace.logits, model.logits(*inputs), strict=True):
+    for route, want, (chosen, have) in zip(trace.routes, trace.logits, model.router_logits(*inputs), strict=True):
         assert np.array_equal(route, chosen) and np.array_equal(want, have, equal_nan=True)
 
 

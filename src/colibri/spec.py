@@ -79,8 +79,12 @@ ERRORS: tuple[tuple[str, str], ...] = (
     ("UNSUPPORTED", "this system has no such service: read the model into memory and give that to colibri_init"),
     # language models'
     ("CONTEXT", "the text does not fit the model's context: rewind, or export with a longer one (--context)"),
-    ("TOKEN", "a token id is not in the model's vocabulary: encode the text with the model's own tokenizer"),
+    ("TOKEN", "a token id is not in the vocabulary: use the model's own tokenizer"),
     ("REWIND", "the positions to go back to are no longer in the cache: rewind to 0 and evaluate the text again"),
+    # the tokenizer's, colibri_tokenizer.h
+    ("TOKENIZER", "this is not a tokenizer.bin, or it is damaged: write or copy it again"),
+    ("SCRATCH", "the scratch memory is too small for this text: give it colibri_tokenizer_scratch() bytes"),
+    ("OUTPUT", "the output array is too small: give it room for as many elements as the count returned"),
 )
 
 
