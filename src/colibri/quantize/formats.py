@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from colibri._engine import ffi, lib
 from colibri.errors import ExportError
 from colibri.graph import Array
 from colibri.weights import WEIGHT_GROUP, Fp16Weight, Int4Weight, Int8Weight, Residual, residual_bytes
@@ -24,7 +25,7 @@ _INT8_MAX = 1e12  # keeps every squared error far inside float32
 _ENERGY_FLOOR = 0.01  # of the mean energy: an input that calibration never uses still counts a little
 _SHRINK = tuple(np.float32(s) for s in (1.0, 0.94, 0.88, 0.82, 0.76, 0.7))  # of the int4 scale that holds a peak
 _SAMPLE = 1 << 19  # weights on which the price of an entry is found
-_CHUNK = 1 << 16  # weights handled at once, so that they stay in the cache
+_CHUNK, _TURNED = 1 << 16, 1 << 19  # weights handled at once, so that they stay in the cache, or rows are long
 _INT8, _INT4 = (-127, 127), (-8, 7)
 
 Limits = tuple[int, int]
@@ -108,7 +109,7 @@ def _clips(matrix: Array, entries: int) -> Array:
 def _int4_scales(weight: Array) -> Array:
     """Scales (candidates, rows, groups), exact in float16, that put a group's largest, or next, value at -8 or at 7."""
     found = np.empty((2 * (len(_SHRINK) + len(_SHRINK[::2])), *weight.shape[:2]), np.float32)
-    for part in _parts(weight):
+    for part in _parts(weight, _TURNED):
         columns = _turned(weight[part])
         sizes = np.abs(columns)
         largest, peak, second = columns[0].copy(), sizes[0].copy(), np.zeros_like(sizes[0])
@@ -123,9 +124,9 @@ def _int4_scales(weight: Array) -> Array:
     return found
 
 
-def _parts(weight: Array) -> Iterator[slice]:
-    """Rows (rows, groups, width) that are handled at once."""
-    step = max(1, _CHUNK // weight[0].size)
+def _parts(weight: Array, size: int) -> Iterator[slice]:
+    """Rows of (rows, groups, width), so many that they have about `size` weights."""
+    step = max(1, size // weight[0].size)
     for start in range(0, len(weight), step):
         yield slice(start, start + step)
 
@@ -156,7 +157,7 @@ def _best_scale(weight: Array, energy: Array, scales: Array, limits: Limits, ent
     """The cheapest (rows, groups) of `scales` (candidates, rows, groups) for `weight` (rows, groups, width)."""
     price = _price(weight, energy, scales, limits, entries) if entries else np.float32(np.inf)
     best = np.empty(scales.shape[1:], np.float32)
-    for part in _parts(weight):
+    for part in _parts(weight, _CHUNK):
         costs = _costs(weight[part], energy, scales[:, part], limits, price)
         best[part] = np.take_along_axis(scales[:, part], np.argmin(costs, axis=0)[None], 0)[0]
     return best
@@ -165,40 +166,15 @@ def _best_scale(weight: Array, energy: Array, scales: Array, limits: Limits, ent
 def _costs(weight: Array, energy: Array, scales: Array, limits: Limits, price: np.float32) -> Array:
     """Σ min(price, energy · error²) (candidates, rows, groups) over the width of `weight` (rows, groups, width).
 
-    The same numbers as sums of `_errors`, without a temporary for every step.
+    In C, but the numbers are those of NumPy's sums of `_errors`.
     """
     rows, groups, width = weight.shape
-    turn = width == WEIGHT_GROUP
-    x = _turned(weight) if turn else weight.reshape(-1, width)
-    factor = None
-    if (energy != 1).any():
-        spread = np.broadcast_to(energy, weight.shape)
-        factor = _turned(spread) if turn else spread.reshape(-1, width)
-    error = np.empty_like(x)
-    costs = np.empty((len(scales), rows * groups), np.float32)
-    for cost, row in zip(costs, scales.reshape(len(scales), -1), strict=True):
-        scale = row if turn else row[:, None]
-        np.divide(x, np.where(scale == 0, np.float32(1), scale), out=error)
-        np.rint(error, out=error)
-        np.clip(error, *limits, out=error)
-        np.multiply(error, scale, out=error)
-        np.subtract(x, error, out=error)
-        np.multiply(error, error, out=error)
-        if factor is not None:
-            np.multiply(error, factor, out=error)
-        if np.isfinite(price):
-            np.minimum(error, price, out=error)
-        cost[:] = _column_sums(error) if turn else error.sum(axis=1)
-    return costs.reshape(scales.shape)
-
-
-def _column_sums(error: Array) -> Array:
-    """Sums of 32 rows, in the order in which NumPy adds a row of 32."""
-    eight = error.reshape(4, 8, -1)
-    p = eight[0] + eight[1]
-    p += eight[2]
-    p += eight[3]
-    return np.asarray(((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7])), np.float32)
+    arrays = [np.ascontiguousarray(a, np.float32) for a in (weight, energy, scales)]
+    costs = np.empty((len(scales), rows, groups), np.float32)
+    x, e, s, out = (ffi.from_buffer("float[]", a) for a in (*arrays, costs))
+    even = bool((energy == 1).all())
+    lib.scale_costs(x, ffi.NULL if even else e, s, out, len(scales), rows * groups, groups, width, *limits, price)
+    return costs
 
 
 def _price(weight: Array, energy: Array, scales: Array, limits: Limits, entries: int) -> np.float32:
