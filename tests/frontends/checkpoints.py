@@ -116,7 +116,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "gpt_oss": {
         "": {}, "listed": {"layer_types": ["full_attention", "sliding_attention"]},
         "all see all": {"layer_types": ["full_attention"] * 2}, "no bias": {"attention_bias": False},
-        "limits": {"swiglu_limit": 0.6, "swiglu_alpha": 1.1}, "plain": rope("default"),
+        "limits": {"swiglu_limit": 0.6, "swiglu_alpha": 1.1, "sliding_window": 5}, "plain": rope("default"),
         "tied": {"tie_word_embeddings": True, "rms_norm_eps": 0.1, "head_dim": 12, "num_experts_per_tok": 3},
     },
     "lfm2_moe": {
@@ -197,10 +197,8 @@ class Model:
         return logits
 
     def _seen(self, module: nn.Module, args: Any, result: Any) -> None:
-        if type(module).__name__ == "Llama4Router":
-            chosen = result[1].topk(module.top_k, dim=-1).indices
-        else:
-            chosen = result[2]
+        own = type(module).__name__ == "Llama4Router"
+        chosen = result[1].topk(module.top_k, dim=-1).indices if own else result[2]
         self.routes.append(np.sort(chosen.reshape(-1, chosen.shape[-1]).numpy(), -1))
 
 
@@ -216,7 +214,6 @@ def make(family: str, directory: Path, settings: Mapping[str, Any], dtype: Any =
     torch.manual_seed(seed)
     module = architecture(config).eval()
     with torch.no_grad():
-        # The clock of names, not of the module's own seed, decides: a family gives the same numbers whatever it adds.
         for name, value in [*module.named_parameters(), *module.named_buffers()]:
             if "inv_freq" in name:
                 continue

@@ -71,7 +71,8 @@ class Rotary:
             else:
                 factor, length = self.values["factor"], max(self.context, self.longest)
                 base = base * ((factor * length / self.longest) - (factor - 1)) ** (dim / (dim - 2))
-        powers = np.power(F(base), place)
+        # Powers rounded once, so that every machine gives the same bits; vector libraries are off by a place or two.
+        powers = np.power(np.float64(F(base)), place.astype(np.float64)).astype(F)
         plain = F(1) / powers
         if self.kind == "linear":
             return plain / F(self.values["factor"]), 1.0

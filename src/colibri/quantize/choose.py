@@ -18,7 +18,7 @@ from colibri.quantize import formats
 from colibri.quantize.report import relative_error, weight_error
 from colibri.reference.interpreter import Trace, run
 from colibri.reference.ops import quantize_rows
-from colibri.weights import ACTIVATION_GROUP, Int4Weight, Int8Weight, Loaded, Weight, dense, loaded
+from colibri.weights import ACTIVATION_GROUP, Int4Weight, Int8Weight, Loaded, dense, loaded
 
 DTYPES = ("fp32", "fp16", "int8", "int4", "mixed")
 
