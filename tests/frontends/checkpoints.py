@@ -126,8 +126,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "untied": {"tie_word_embeddings": False, "norm_eps": 0.1},
     },
     "deepseek_v2": {
-        "": {}, "groups": {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5},
-        "plain queries": {"q_lora_rank": None, "n_shared_experts": 2}, "bias": {"attention_bias": True, "mlp_bias": True},
+        "": {}, "groups": {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+                           "routed_scaling_factor": 1.5},
+        "plain queries": {"q_lora_rank": None, "n_shared_experts": 2},
+        "bias": {"attention_bias": True, "mlp_bias": True},
         "yarn": rope("yarn", **YARN, mscale=0.7, mscale_all_dim=0.9), "no dense": NO_DENSE,
         "tied": {"tie_word_embeddings": True, "rms_norm_eps": 0.1, "hidden_act": "gelu"},
     },
@@ -142,7 +144,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "glm4_moe": {
         "": {}, "norms": {"use_qk_norm": True, **NO_DENSE}, "bias": {"attention_bias": True, "n_shared_experts": 2},
         "quarter": rope("default", partial_rotary_factor=0.25), "whole": rope("default", partial_rotary_factor=1.0),
-        "groups": {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}, "plain weights": {"norm_topk_prob": False},
+        "groups": {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
+        "plain weights": {"norm_topk_prob": False},
         "yarn": rope("yarn", **YARN, partial_rotary_factor=0.5),
         "tied": {"tie_word_embeddings": True, "rms_norm_eps": 0.1},
     },
