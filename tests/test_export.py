@@ -132,7 +132,7 @@ def test_the_engine_reports_the_reference_routes_and_logits(graph: Graph, max_ba
     model = engine.load(export.image)
     for want, have in zip(trace.routes, model.routes(*inputs), strict=True):
         assert np.array_equal(want, have)
-    for route, want, (chosen, have) in zip(trace.routes, trace.logits, model.logits(*inputs), strict=True):
+    for route, want, (chosen, have) in zip(trace.routes, trace.logits, model.router_logits(*inputs), strict=True):
         assert np.array_equal(route, chosen) and np.array_equal(want, have, equal_nan=True)
 
 
@@ -194,7 +194,7 @@ def test_the_largest_k_and_a_single_expert_work() -> None:
 def test_experts_of_one_shape_share_one_program() -> None:
     program = exporter.build(moe_graph(Router(4, 1))).program
     assert len({e.first_op for e in program.experts}) == 1 and len(program.experts) == 4
-    assert len({e.data for e in program.experts}) == 4
+    assert len({e.section.data() for e in program.experts}) == 4
 
 
 REFUSED = [

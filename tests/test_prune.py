@@ -213,7 +213,7 @@ def rows(count: int = 200) -> Floats:
 
 
 def weight_bytes(export: exporter.Export, index: int) -> bytes:
-    return next(e.data for e in export.program.experts if e.index == index)
+    return next(e.section.data() for e in export.program.experts if e.index == index)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

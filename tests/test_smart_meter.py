@@ -43,7 +43,8 @@ def test_int8_loses_less_than_a_third_of_a_percent_of_the_metric() -> None:
     reference, _, wide = forecast()
     error, _, narrow = forecast(dtype="int8")
     assert error <= reference * 1.003
-    assert len(narrow.program.shared) + sum(len(e.data) for e in narrow.program.experts) < 13_000
+    sections = [narrow.program.shared, *(e.section for e in narrow.program.experts)]
+    assert sum(section.size for section in sections) < 13_000
     assert narrow.quality is not None and narrow.quality.flips[0].flipped == 0
     assert len(wide.image) > 2 * len(narrow.image) or wide.program.weight_bytes > 2 * narrow.program.weight_bytes
 

@@ -31,6 +31,8 @@ ENGINE = ROOT / "engine"
 LINE_LIMIT = 3000
 # The optional host layer: its own library, counted apart.
 HOST = ("colibri_host.h", "colibri_ring.h", "pool.o", "map.o", "prefetch.o")
+# The optional layer for language models: tokens, sampling, tokenizer.
+LANGUAGE = ("colibri_lm.h", "colibri_tokenizer.h")
 STACK_FLAGS = " ".join(callgraph.FLAGS)
 
 _COMMENT_OR_TEXT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
@@ -54,7 +56,13 @@ def code_lines(text: str) -> int:
 def engine_lines(engine: Path = ENGINE) -> dict[str, int]:
     """Code lines of every source and header that makes the engine, by path relative to it."""
     files = [p for folder in ("include", "src") for p in (engine / folder).rglob("*") if p.suffix in (".c", ".h")]
-    files = [p for p in files if p.name not in HOST]
+    files = [p for p in files if p.name not in (*HOST, *LANGUAGE)]
+    return {str(p.relative_to(engine)): code_lines(p.read_text(encoding="utf-8")) for p in sorted(files)}
+
+
+def language_lines(engine: Path = ENGINE) -> dict[str, int]:
+    """Code lines of the optional layer for language models, by path relative to the engine."""
+    files = [*(engine / "lm").iterdir(), *(p for n in LANGUAGE if (p := engine / "include" / n).exists())]
     return {str(p.relative_to(engine)): code_lines(p.read_text(encoding="utf-8")) for p in sorted(files)}
 
 
@@ -148,6 +156,7 @@ def measure(models: Sequence[str] = ()) -> dict[str, Any]:
         return {
             "code_lines": {**lines, "total": sum(lines.values()), "limit": LINE_LIMIT},
             "host_lines": {**host_lines(), "total": sum(host_lines().values())},
+            "language_lines": {**language_lines(), "total": sum(language_lines().values())},
             "sections": {
                 name: {o.stem: sections(o) for o in objects(directory)}
                 for name, directory in (("-Os", small), ("default", fast))
@@ -173,6 +182,7 @@ def report(figures: dict[str, Any]) -> str:
     limit = lines.pop("limit")
     parts = [_table("code lines", ["lines"], [*lines.items(), ("limit", limit)])]
     parts.append(_table("code lines, host layer", ["lines"], figures["host_lines"].items()))
+    parts.append(_table("code lines, language layer", ["lines"], figures["language_lines"].items()))
     for flags, by_object in figures["sections"].items():
         names = ("text", "rodata", "data", "bss")
         total = [sum(sizes[n] for sizes in by_object.values()) for n in names]

@@ -57,8 +57,11 @@ enum colibri_error {
     COLIBRI_ERR_THREAD_FAILED = 26,/* a prefetching thread cannot be started: raise the limit (ulimit -u), free memory, or go without */
     COLIBRI_ERR_UNSUPPORTED = 27, /* this system has no such service: read the model into memory and give that to colibri_init */
     COLIBRI_ERR_CONTEXT = 28,     /* the text does not fit the model's context: rewind, or export with a longer one (--context) */
-    COLIBRI_ERR_TOKEN = 29,       /* a token id is not in the model's vocabulary: encode the text with the model's own tokenizer */
+    COLIBRI_ERR_TOKEN = 29,       /* a token id is not in the vocabulary: use the model's own tokenizer */
     COLIBRI_ERR_REWIND = 30,      /* the positions to go back to are no longer in the cache: rewind to 0 and evaluate the text again */
+    COLIBRI_ERR_TOKENIZER = 31,   /* this is not a tokenizer.bin, or it is damaged: write or copy it again */
+    COLIBRI_ERR_SCRATCH = 32,     /* the scratch memory is too small for this text: give it colibri_tokenizer_scratch() bytes */
+    COLIBRI_ERR_OUTPUT = 33,      /* the output array is too small: give it room for as many elements as the count returned */
     /* end of errors */
 };
 
@@ -86,6 +89,9 @@ typedef struct colibri_context {
     colibri_parallel_hook *parallel; /* NULL: the calling thread does all the work */
     void *parallel_user;             /* handed to parallel */
     const void *kernels;             /* the engine's own: what this processor runs best */
+    uint32_t position;       /* of a language model, tokens of the text run so far; a caller may set it to 0 for a new text */
+    uint32_t context_tokens; /* most tokens of a text; 0: rows have nothing to do with each other */
+    int32_t tail;            /* output rows wanted, the last ones of a batch; 0: all */
 } colibri_context_t;
 
 /* Prepare a context inside `mem`.

@@ -23,6 +23,7 @@ CLB_INTERNAL colibri_context_t *clb_open(void *mem, size_t mem_size, const clb_h
     ctx->output_size = header->output_floats;
     ctx->model = (const uint8_t *)header;
     ctx->kernels = kernels;
+    ctx->context_tokens = header->context_tokens;
     return ctx;
 }
 
@@ -31,15 +32,22 @@ CLB_WALK void clb_forward(colibri_context_t *ctx, const float *input, float *out
     if (ctx == NULL || ctx->model == NULL) {
         return;
     }
-    ctx->status = input == NULL || output == NULL               ? COLIBRI_ERR_NULL
-                  : batch_size < 1 || batch_size > ctx->max_batch ? COLIBRI_ERR_BATCH
-                                                                  : COLIBRI_OK;
+    const clb_header *header = (const clb_header *)(const void *)ctx->model;
+    const uint32_t samples = (uint32_t)batch_size, tokens = ctx->context_tokens;
+    const int part = ctx->tail > 0 && ctx->tail < batch_size; /* of the output */
+    ctx->status = input == NULL || output == NULL                                        ? COLIBRI_ERR_NULL
+                  : batch_size < 1 || batch_size > ctx->max_batch                        ? COLIBRI_ERR_BATCH
+                  : part && header->tail_op == header->main_ops                          ? COLIBRI_ERR_BATCH
+                  : tokens != 0 && (ctx->position > tokens || samples > tokens - ctx->position) ? COLIBRI_ERR_CONTEXT
+                                                                                         : COLIBRI_OK;
     if (ctx->status != COLIBRI_OK) {
         return;
     }
-    clb_frame frame = {.weights = ctx->model, .arena = (uint8_t *)ctx, .input = input, .output = output, .ctx = ctx};
-    program((uint32_t)batch_size, &frame);
-    const size_t floats = (size_t)batch_size * ctx->output_size;
+    clb_frame frame = {.weights = ctx->model, .arena = (uint8_t *)ctx, .input = input, .output = output, .ctx = ctx,
+                       .tail = part ? samples - (uint32_t)ctx->tail : 0, .position = ctx->position};
+    program(samples, &frame);
+    ctx->position += tokens != 0 ? samples : 0;
+    const size_t floats = (size_t)(samples - frame.tail) * ctx->output_size;
     for (size_t i = 0; i < floats; ++i) {
         output[i] = output[i] == output[i] ? output[i] : clb_nan();
     }

@@ -44,25 +44,23 @@ static inline float clb_exp_reduce(float x, float lo, uint32_t *n) {
     return ((x - k * 0x1.62e4p-1f) - k * 0x1.7f7d1cp-20f) - lo;
 }
 
+/* Four steps of Horner's rule. */
+static inline float clb_horner(float x, float p, float a, float b, float c, float d) {
+    return (((p * x + a) * x + b) * x + c) * x + d;
+}
+
 /* expm1(r) for |r| <= ln2/2, relative error of the polynomial against exp(r) 2^-28. */
 static inline float clb_expm1_kernel(float r) {
-    float q = 0x1.6a445ep-10f;
-    q = q * r + 0x1.123b5cp-7f;
-    q = q * r + 0x1.5558bcp-5f;
-    q = q * r + 0x1.555490p-3f;
-    q = q * r + 0x1.fffffcp-2f;
-    return r + (r * r) * q;
+    return r + (r * r) * clb_horner(r, 0x1.6a445ep-10f, 0x1.123b5cp-7f, 0x1.5558bcp-5f, 0x1.555490p-3f, 0x1.fffffcp-2f);
 }
 
 /* exp(x - lo) for -120 <= x <= 89 and a small lo >= 0 that x alone cannot hold.  2^n is applied as two normal
  * factors: n reaches -173 and 128, and only the last product rounds when the result is denormal. */
 static inline float clb_exp_kernel(float x, float lo) {
-    uint32_t n, half;
-    float r = clb_exp_reduce(x, lo, &n);
-    float y = 1.0f + clb_expm1_kernel(r);
-    n += 254u;
-    half = n >> 1;
-    return (y * clb_from_bits(half << 23)) * clb_from_bits((n - half) << 23);
+    uint32_t n;
+    float y = 1.0f + clb_expm1_kernel(clb_exp_reduce(x, lo, &n));
+    uint32_t half = (n + 254u) >> 1;
+    return (y * clb_from_bits(half << 23)) * clb_from_bits((n + 254u - half) << 23);
 }
 
 /* At the clamps the result is already 0 and inf. */
@@ -76,26 +74,18 @@ static inline float clb_exp(float x) {
  * Below 2^-25 it is x itself, where the halves would lose the last bit of a denormal and the sign of 0. */
 static inline float clb_expm1(float x) {
     uint32_t n;
-    float c, r, scale, y;
-    c = x < -20.0f ? -20.0f : x;
-    c = c > 89.0f ? 89.0f : c;
-    r = clb_exp_reduce(c, 0.0f, &n);
-    scale = clb_from_bits((n + 126u) << 23);
-    y = scale * clb_expm1_kernel(r) + (scale - 0.5f);
-    y = y + y;
-    return clb_abs(x) < 0x1p-25f ? x : y;
+    float c = x < -20.0f ? -20.0f : x;
+    float r = clb_exp_reduce(c > 89.0f ? 89.0f : c, 0.0f, &n);
+    float scale = clb_from_bits((n + 126u) << 23);
+    float y = scale * clb_expm1_kernel(r) + (scale - 0.5f);
+    return clb_abs(x) < 0x1p-25f ? x : y + y;
 }
 
 /* n ln2 + log(1 + f) for 1 + f in [sqrt(1/2), sqrt(2)), summed from the smallest term up. */
 static inline float clb_log_kernel(float n, float f) {
-    float s = f * f, p = -0x1.38c974p-4f;
-    p = p * f + 0x1.055eaep-3f;
-    p = p * f - 0x1.0d8246p-3f;
-    p = p * f + 0x1.22d930p-3f;
-    p = p * f - 0x1.54728ap-3f;
-    p = p * f + 0x1.99a01cp-3f;
-    p = p * f - 0x1.000226p-2f;
-    p = p * f + 0x1.555554p-2f;
+    float s = f * f;
+    float p = clb_horner(f, -0x1.38c974p-4f, 0x1.055eaep-3f, -0x1.0d8246p-3f, 0x1.22d930p-3f, -0x1.54728ap-3f);
+    p = ((p * f + 0x1.99a01cp-3f) * f - 0x1.000226p-2f) * f + 0x1.555554p-2f;
     p = (s * f) * p + n * 0x1.7f7d1cp-20f;
     return n * 0x1.62e4p-1f + (f + (p - 0.5f * s));
 }
@@ -132,9 +122,8 @@ static inline float clb_log1p(float x) {
 
 /* expm1(2|x|) / (expm1(2|x|) + 2); from |x| = 9.02 on the result is 1. */
 static inline float clb_tanh(float x) {
-    float t = clb_abs(x), y;
-    t = t > 10.0f ? 10.0f : t;
-    y = clb_expm1(t + t);
+    float t = clb_abs(x) > 10.0f ? 10.0f : clb_abs(x);
+    float y = clb_expm1(t + t);
     return clb_copysign(y / (y + 2.0f), x);
 }
 
@@ -147,21 +136,12 @@ static inline float clb_sigmoid(float x) {
 /* |x| < 27/32: x + x P(x^2).  Beyond: 1 - exp(-t Q(t)), where Q fits -log(erfc(t)) / t up to t = 4, and
  * erf(4) rounds to 1. */
 static inline float clb_erf(float x) {
-    float s = x * x, t = clb_abs(x), p = -0x1.4ea96cp-11f, q = -0x1.c3ddd8p-13f;
-    p = p * s + 0x1.4bcf64p-8f;
-    p = p * s - 0x1.b7416ep-6f;
-    p = p * s + 0x1.ce25fap-4f;
-    p = p * s - 0x1.812728p-2f;
-    p = p * s + 0x1.06eba8p-3f;
-    p = x + x * p;
-    t = t > 4.0f ? 4.0f : t;
-    q = q * t + 0x1.a6ff3cp-9f;
-    q = q * t - 0x1.77accep-6f;
-    q = q * t + 0x1.af67aep-4f;
-    q = q * t + 0x1.4576bap-1f;
+    float s = x * x, t = clb_abs(x) > 4.0f ? 4.0f : clb_abs(x);
+    float p = clb_horner(s, -0x1.4ea96cp-11f, 0x1.4bcf64p-8f, -0x1.b7416ep-6f, 0x1.ce25fap-4f, -0x1.812728p-2f);
+    float q = clb_horner(t, -0x1.c3ddd8p-13f, 0x1.a6ff3cp-9f, -0x1.77accep-6f, 0x1.af67aep-4f, 0x1.4576bap-1f);
     q = q * t + 0x1.20e73ap+0f;
     q = 1.0f - clb_exp_kernel(-(q * t), 0.0f);
-    return t < 0.84375f ? p : clb_copysign(q, x);
+    return t < 0.84375f ? x + x * (p * s + 0x1.06eba8p-3f) : clb_copysign(q, x);
 }
 
 /* x sigmoid(x) */
@@ -172,20 +152,11 @@ static inline float clb_silu(float x) { return x / (1.0f + clb_exp(-x)); }
  * t Phi(-t) rounds to 0.  t^2/2 is a sum of two floats, the first exact from the upper 12 bits of t, because
  * its rounding error would otherwise grow to 100 ulp in the tail. */
 static inline float clb_gelu(float x) {
-    float t = clb_abs(x), hi, e, p, q;
-    t = t > 15.0f ? 15.0f : t;
-    hi = clb_from_bits(clb_bits(t) & 0xfffff000u);
-    e = clb_exp_kernel(-((0.5f * hi) * hi), (0.5f * (t - hi)) * (t + hi));
-    p = 0x1.0c3a2cp-8f;
-    p = p * t + 0x1.4bb5c0p-5f;
-    p = p * t + 0x1.767494p-3f;
-    p = p * t + 0x1.c04db8p-2f;
-    p = p * t + 0.5f;
-    q = 0x1.502b44p-7f;
-    q = q * t + 0x1.9fc376p-4f;
-    q = q * t + 0x1.dfa91cp-2f;
-    q = q * t + 0x1.336f52p+0f;
-    q = q * t + 0x1.ac690ap+0f;
+    float t = clb_abs(x) > 15.0f ? 15.0f : clb_abs(x);
+    float hi = clb_from_bits(clb_bits(t) & 0xfffff000u);
+    float e = clb_exp_kernel(-((0.5f * hi) * hi), (0.5f * (t - hi)) * (t + hi));
+    float p = clb_horner(t, 0x1.0c3a2cp-8f, 0x1.4bb5c0p-5f, 0x1.767494p-3f, 0x1.c04db8p-2f, 0.5f);
+    float q = clb_horner(t, 0x1.502b44p-7f, 0x1.9fc376p-4f, 0x1.dfa91cp-2f, 0x1.336f52p+0f, 0x1.ac690ap+0f);
     q = q * t + 1.0f;
     return (x < 0.0f ? 0.0f : x) - ((t * p) / q) * e;
 }
@@ -207,10 +178,8 @@ static inline float clb_elu(float x) {
 }
 
 static inline float clb_hardsigmoid(float x) {
-    float y = x + 3.0f;
-    y = y < 0.0f ? 0.0f : y;
-    y = y > 6.0f ? 6.0f : y;
-    return y / 6.0f;
+    float y = x + 3.0f < 0.0f ? 0.0f : x + 3.0f;
+    return (y > 6.0f ? 6.0f : y) / 6.0f;
 }
 
 static inline float clb_hardswish(float x) { return x * clb_hardsigmoid(x); }

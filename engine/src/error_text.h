@@ -1,5 +1,5 @@
 /* Names and sentences of enum colibri_error, by value. Generated from src/colibri/spec.py. */
-static const char *const error_table[31][2] = {
+static const char *const error_table[34][2] = {
     {"COLIBRI_OK", "no error"},
     {"COLIBRI_ERR_NULL", "a pointer is null: pass the memory block, the model, the input and the output"},
     {"COLIBRI_ERR_MISALIGNED", "the model or the memory block is not aligned to 64 bytes: use _Alignas(64) or aligned_alloc"},
@@ -29,6 +29,9 @@ static const char *const error_table[31][2] = {
     {"COLIBRI_ERR_THREAD_FAILED", "a prefetching thread cannot be started: raise the limit (ulimit -u), free memory, or go without"},
     {"COLIBRI_ERR_UNSUPPORTED", "this system has no such service: read the model into memory and give that to colibri_init"},
     {"COLIBRI_ERR_CONTEXT", "the text does not fit the model's context: rewind, or export with a longer one (--context)"},
-    {"COLIBRI_ERR_TOKEN", "a token id is not in the model's vocabulary: encode the text with the model's own tokenizer"},
-    {"COLIBRI_ERR_REWIND", "the positions to go back to are no longer in the cache: rewind to 0 and evaluate the text again"}
+    {"COLIBRI_ERR_TOKEN", "a token id is not in the vocabulary: use the model's own tokenizer"},
+    {"COLIBRI_ERR_REWIND", "the positions to go back to are no longer in the cache: rewind to 0 and evaluate the text again"},
+    {"COLIBRI_ERR_TOKENIZER", "this is not a tokenizer.bin, or it is damaged: write or copy it again"},
+    {"COLIBRI_ERR_SCRATCH", "the scratch memory is too small for this text: give it colibri_tokenizer_scratch() bytes"},
+    {"COLIBRI_ERR_OUTPUT", "the output array is too small: give it room for as many elements as the count returned"}
 };

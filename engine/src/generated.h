@@ -26,6 +26,7 @@
 #include "routing.c"
 #include "rows.c"
 #include "selftest.c"
+#include "sequence.c"
 
 CLB_WALK clb_walk program;
 

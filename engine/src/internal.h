@@ -92,6 +92,8 @@ typedef struct {
     const float *input;
     float *output;
     const clb_routed *routed; /* in an expert */
+    uint32_t first, tail; /* the first sample that runs; of the tail: see tail_op */
+    uint32_t position;    /* of sample 0 in its text */
     const colibri_context_t *ctx;
 } clb_frame;
 
@@ -184,6 +186,20 @@ CLB_WALK void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame 
                             clb_tile *tile);
 CLB_WALK const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number);
 
+/* Row `row` of sample `sample` of an operand; `constant` is the tensor it reads where its space is `const`. */
+CLB_WALK const float *clb_locate(const clb_operand *v, const clb_frame *frame, const float *constant, size_t sample,
+                                 size_t row);
+
+/* Let a product compute what takes less time than the tile's rows alone. */
+static inline void clb_pad_tile(clb_tile *tile)
+{
+    const uint32_t n = tile->computed = tile->rows;
+    if (n % 4 == 3) { /* four at once take less time than two and one */
+        tile->a[n] = tile->a[n - 1];
+        tile->computed = n + 1;
+    }
+}
+
 /* What a pruned expert gives its `count` tokens: zeros. */
 CLB_WALK void clb_no_expert(const clb_routed *routed, uint32_t count);
 
@@ -208,6 +224,7 @@ CLB_WALK float *clb_row_of(const clb_operand *v, const float *base, uint32_t row
 /* routing.c: layer->experts logits; words of scratch: a score for each expert, with a bias or groups 4 */
 CLB_WALK clb_router clb_route;
 CLB_INTERNAL uint32_t clb_key_words(const clb_layer *layer, int has_bias);
+CLB_WALK float clb_exp_sum(float *x, uint32_t n, const clb_kernels *kernels);
 
 /* linear.c: bytes of 8 rows of a matrix, 0 for a layout that is none */
 CLB_WALK size_t clb_block_bytes(uint32_t layout, uint32_t cols);
@@ -217,6 +234,10 @@ CLB_INTERNAL uint64_t clb_residual_cells(uint32_t rows, uint32_t cols);
 
 /* a matrix product, spread over the caller's threads where it is large */
 CLB_WALK void clb_run_linear(const clb_op *op, uint32_t samples, const clb_frame *frame);
+
+/* sequence.c: embed, rope, cache, attention, delay; bytes of a page of one key head, a layout for its matrices */
+CLB_WALK void clb_run_sequence(const clb_op *op, uint32_t samples, const clb_frame *frame);
+CLB_INTERNAL uint64_t clb_page_bytes(uint32_t format, uint32_t key, uint32_t value);
 
 /* elementwise.c, reduce.c: the other kernels, indexed by enum clb_op */
 CLB_WALK clb_kernel clb_quantize, clb_map1, clb_map2, clb_softmax, clb_layernorm, clb_rmsnorm, clb_reduce;
@@ -269,6 +290,19 @@ static inline float clb_half(uint16_t h)
     const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = (uint32_t)(h & 0x7FFFu) << 13;
     const float finite = clb_from_bits(rest) * 0x1p112f; /* moves the exponent; denormals included */
     return clb_from_bits(sign | (rest >= 0x0F800000u ? 0x7F800000u | rest : clb_bits(finite)));
+}
+
+/* The float16 nearest to x, ties to even. */
+static inline uint16_t clb_to_half(float x)
+{
+    const uint32_t sign = clb_bits(x) >> 16 & 0x8000u, size = clb_bits(x) & 0x7FFFFFFFu;
+    uint32_t half = ((size + 0xFFFu + (size >> 13 & 1u)) >> 13) - (112u << 10);
+    if (size >= 0x47800000u) {
+        half = size > 0x7F800000u ? 0x7E00u : 0x7C00u;
+    } else if (size < 0x38800000u) { /* adding 1/2 leaves a denormal's bits at the end */
+        half = clb_bits(clb_from_bits(size) + 0.5f) - 0x3F000000u;
+    }
+    return (uint16_t)(sign | half);
 }
 
 #endif

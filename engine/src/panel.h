@@ -12,6 +12,13 @@
 #define TWICE _Pragma("GCC unroll 2")
 #endif
 
+/* Where lanes are no vector, each has a register. */
+#if CLB_SCALAR
+#define ALL_LANES UNROLL for (uint32_t lane = 0; lane < CLB_LANES; ++lane)
+#else
+#define ALL_LANES for (uint32_t lane = 0; lane < CLB_LANES; ++lane)
+#endif
+
 /* total[row][output] += the product of `outputs` rows of a matrix, in blocks `stride` bytes apart, with the tile's rows `a`;
  * it may compute what fills the last block. The including file has one for each layout, for float rows and for quantised
  * ones (q): functions of their own, whose loops have all registers. */
@@ -43,66 +50,39 @@ CLB_STATIC_WALK void multiply(const clb_matrix *m, const uint8_t *at, uint32_t o
 #undef TIMES
 }
 
-#if CLB_SCALAR
 OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t blocks)
 {
-    float total[CLB_TILE][CLB_WIDTH];
-    const uint32_t at = first * CLB_LANES, outputs = clb_min(m->outputs - at, CLB_LANES), rows = clb_rows(tile);
+    float total[CLB_TILE][CLB_WIDTH], scales[CLB_WIDTH];
+    const uint32_t width = CLB_PANEL == 1 ? CLB_LANES : blocks * CLB_LANES, rows = clb_rows(tile);
+    const uint32_t at = first * CLB_LANES, outputs = clb_min(m->outputs - at, width);
     const uint8_t *matrix = m->blocks + first * m->stride;
-    const float *scale = (const float *)(const void *)matrix, *bias = m->bias;
-    (void)blocks; /* 1 */
-    for (uint32_t row = 0; row < rows; ++row) {
-        UNROLL for (uint32_t i = 0; i < CLB_LANES; ++i) {
-            total[row][i] = 0.0f;
+    const float *scale = (const float *)(const void *)matrix, *bias = m->bias == NULL ? NULL : m->bias + at;
+    const int scaled = m->scaled, last = bias != NULL && !m->from_bias;
+    for (uint32_t row = 0; row < (CLB_TILE == 1 ? 1 : tile->computed); ++row) {
+        for (uint32_t i = 0; i < width; i += CLB_LANES) {
+            ALL_LANES {
+                total[row][i + lane] = 0.0f;
+            }
         }
         for (uint32_t i = 0; m->from_bias && bias != NULL && i < outputs; ++i) {
-            total[row][i] = bias[at + i];
+            total[row][i] = bias[i];
         }
     }
     multiply(m, matrix, outputs, tile, total);
+    if (CLB_PANEL > 1 && scaled) { /* side by side */
+        for (uint32_t b = 0; b < blocks; ++b) {
+            memcpy(scales + b * CLB_LANES, matrix + b * m->stride, CLB_LANES * sizeof(float));
+        }
+        scale = scales;
+    }
     for (uint32_t row = 0; row < rows; ++row) {
         float *out = tile->out[row] + at;
         for (uint32_t i = 0; i < outputs; ++i) {
-            const float scaled = m->scaled ? total[row][i] * scale[i] : total[row][i];
-            out[i] = m->from_bias || bias == NULL ? scaled : scaled + bias[at + i];
+            const float value = scaled ? total[row][i] * scale[i] : total[row][i];
+            out[i] = last ? value + bias[i] : value;
         }
     }
 }
-#else
-static void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t blocks)
-{
-    float total[CLB_TILE][CLB_WIDTH], bias[CLB_WIDTH] = {0}, scale[CLB_WIDTH];
-    const uint32_t at = first * CLB_LANES, width = blocks * CLB_LANES, outputs = clb_min(m->outputs - at, width);
-    const uint8_t *matrix = m->blocks + first * m->stride;
-    if (m->bias != NULL) {
-        memcpy(bias, m->bias + at, outputs * sizeof(float));
-    }
-    for (uint32_t row = 0; row < tile->computed; ++row) {
-        for (uint32_t i = 0; i < width; i += CLB_LANES) {
-            for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
-                total[row][i + lane] = m->from_bias ? bias[i + lane] : 0.0f;
-            }
-        }
-    }
-    multiply(m, matrix, outputs, tile, total);
-    for (uint32_t b = 0; m->scaled && b < blocks; ++b) {
-        memcpy(scale + b * CLB_LANES, matrix + b * m->stride, CLB_LANES * sizeof(float));
-    }
-    for (uint32_t row = 0; row < tile->rows; ++row) {
-        for (uint32_t i = 0; m->scaled && i < width; i += CLB_LANES) {
-            for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
-                total[row][i + lane] *= scale[i + lane];
-            }
-        }
-        for (uint32_t i = 0; m->bias != NULL && !m->from_bias && i < width; i += CLB_LANES) {
-            for (uint32_t lane = 0; lane < CLB_LANES; ++lane) {
-                total[row][i + lane] += bias[i + lane];
-            }
-        }
-        memcpy(tile->out[row] + at, total[row], outputs * sizeof(float));
-    }
-}
-#endif
 
 /* E·x of the outputs in some rows of cells, added one by one in the order of the columns. Entries come from the file unread,
  * so their places are clamped here, not proven at load, and a cell has no more of them than weights. */

@@ -57,16 +57,11 @@ CLB_WALK void clb_softmax(const clb_op *op, const clb_tile *tile)
 {
     const uint32_t n = op->dims[0];
     for (uint32_t row = 0; row < tile->rows; ++row) {
-        const float *x = tile->a[row];
         float *y = tile->out[row];
-        float best = -clb_inf();
         for (uint32_t i = 0; i < n; ++i) {
-            best = x[i] > best ? x[i] : best;
+            y[i] = tile->a[row][i];
         }
-        for (uint32_t i = 0; i < n; ++i) {
-            y[i] = clb_exp(x[i] - best);
-        }
-        const float sum = clb_lane_sum(y, 1, n);
+        const float sum = clb_exp_sum(y, n, NULL);
         for (uint32_t i = 0; i < n; ++i) {
             y[i] /= sum;
         }
@@ -74,34 +69,32 @@ CLB_WALK void clb_softmax(const clb_op *op, const clb_tile *tile)
 }
 
 /* y = ((x - mean) · inverse) · gamma + beta, where inverse = 1 / sqrt(mean of squares + eps). */
-CLB_STATIC_WALK void normalize(const clb_op *op, const clb_tile *tile, uint32_t row, float mean)
+CLB_STATIC_WALK void normalize(const clb_op *op, const clb_tile *tile, int centre)
 {
     const uint32_t n = op->dims[0];
-    const float *x = tile->a[row];
-    float *y = tile->out[row];
-    float lanes[CLB_LANES] = {0};
-    for (uint32_t i = 0; i < n; ++i) {
-        const float centred = x[i] - mean;
-        lanes[i % CLB_LANES] += centred * centred;
-    }
-    const float inverse = 1.0f / sqrtf(clb_lane_tree(lanes) / (float)n + op->p0);
-    for (uint32_t i = 0; i < n; ++i) {
-        float scaled = (x[i] - mean) * inverse;
-        scaled = tile->w0 == NULL ? scaled : scaled * tile->w0[i];
-        y[i] = tile->w1 == NULL ? scaled : scaled + tile->w1[i];
+    for (uint32_t row = 0; row < tile->rows; ++row) {
+        const float *x = tile->a[row];
+        const float mean = centre ? clb_lane_sum(x, 1, n) / (float)n : 0.0f; /* x - 0 is x, bit for bit */
+        float lanes[CLB_LANES] = {0};
+        for (uint32_t i = 0; i < n; ++i) {
+            const float centred = x[i] - mean;
+            lanes[i % CLB_LANES] += centred * centred;
+        }
+        const float inverse = 1.0f / sqrtf(clb_lane_tree(lanes) / (float)n + op->p0);
+        for (uint32_t i = 0; i < n; ++i) {
+            float scaled = (x[i] - mean) * inverse;
+            scaled = tile->w0 == NULL ? scaled : scaled * tile->w0[i];
+            tile->out[row][i] = tile->w1 == NULL ? scaled : scaled + tile->w1[i];
+        }
     }
 }
 
 CLB_WALK void clb_layernorm(const clb_op *op, const clb_tile *tile)
 {
-    for (uint32_t row = 0; row < tile->rows; ++row) {
-        normalize(op, tile, row, clb_lane_sum(tile->a[row], 1, op->dims[0]) / (float)op->dims[0]);
-    }
+    normalize(op, tile, 1);
 }
 
 CLB_WALK void clb_rmsnorm(const clb_op *op, const clb_tile *tile)
 {
-    for (uint32_t row = 0; row < tile->rows; ++row) {
-        normalize(op, tile, row, 0.0f); /* x - 0 is x, bit for bit */
-    }
+    normalize(op, tile, 0);
 }

@@ -35,31 +35,42 @@ static void choose(const float *keys, uint32_t n, uint32_t k, int32_t *chosen)
 
 enum { FEW = CLB_SCALAR ? 1 : 12 }; /* experts whose scores take less time one by one than as vectors */
 
+/* An exponential or sigmoid of each of x. */
+CLB_STATIC_WALK void each(uint32_t func, float *x, uint32_t n, const clb_kernels *kernels)
+{
+    if (kernels != NULL && n >= FEW) {
+        kernels->unary(func, 0.0f, 0.0f, x, x, n);
+        return;
+    }
+    for (uint32_t i = 0; i < n; ++i) {
+        x[i] = func == CLB_UNARY_EXP ? clb_exp(x[i]) : clb_sigmoid(x[i]);
+    }
+}
+
+/* x = exp(x - the largest), a softmax but for its divisor, their sum, which is returned; without kernels one by one. */
+CLB_WALK float clb_exp_sum(float *x, uint32_t n, const clb_kernels *kernels)
+{
+    float best = -clb_inf();
+    for (uint32_t i = 0; i < n; ++i) {
+        best = x[i] > best ? x[i] : best;
+    }
+    for (uint32_t i = 0; i < n; ++i) {
+        x[i] -= best;
+    }
+    each(CLB_UNARY_EXP, x, n, kernels);
+    return clb_lane_sum(x, 1, n);
+}
+
 /* The scores of n experts, of all or of those in `of`, each but for the divisor that is returned. */
 CLB_STATIC_WALK float scores_of(uint32_t score, const clb_kernels *kernels, const float *logits, const int32_t *of,
                                 uint32_t n, float *scores)
 {
     pick(logits, of, n, scores);
     if (score == CLB_SCORE_SOFTMAX) {
-        float best = -clb_inf();
-        for (uint32_t i = 0; i < n; ++i) {
-            best = scores[i] > best ? scores[i] : best;
-        }
-        for (uint32_t i = 0; i < n; ++i) {
-            scores[i] = n < FEW ? clb_exp(scores[i] - best) : scores[i] - best;
-        }
-        if (n >= FEW) {
-            kernels->unary(CLB_UNARY_EXP, 0.0f, 0.0f, scores, scores, n);
-        }
-        return clb_lane_sum(scores, 1, n);
+        return clb_exp_sum(scores, n, kernels);
     }
     if (score == CLB_SCORE_SIGMOID) {
-        for (uint32_t i = 0; n < FEW && i < n; ++i) {
-            scores[i] = clb_sigmoid(scores[i]);
-        }
-        if (n >= FEW) {
-            kernels->unary(CLB_UNARY_SIGMOID, 0.0f, 0.0f, scores, scores, n);
-        }
+        each(CLB_UNARY_SIGMOID, scores, n, kernels);
     } else if (score == CLB_SCORE_SQRT_SOFTPLUS) {
         kernels->unary(CLB_UNARY_SOFTPLUS, 0.0f, 0.0f, scores, scores, n);
         kernels->unary(CLB_UNARY_SQRT, 0.0f, 0.0f, scores, scores, n);
@@ -148,11 +159,9 @@ CLB_WALK void clb_route(const clb_layer *layer, const clb_gate *gate, const floa
     for (uint32_t j = 0; j < k; ++j) {
         weights[j] = layer->normalize == CLB_NORMALIZE_ONE ? 1.0f : weights[j] / divisor;
     }
-    if (layer->normalize == CLB_NORMALIZE_SUM) {
-        sum = clb_lane_sum(weights, 1, k) + layer->epsilon;
-    } else if (layer->normalize == CLB_NORMALIZE_CLAMPED) {
-        sum = clb_lane_sum(weights, 1, k);
-        sum = sum < layer->epsilon ? layer->epsilon : sum;
+    if (layer->normalize == CLB_NORMALIZE_SUM || layer->normalize == CLB_NORMALIZE_CLAMPED) {
+        const float all = clb_lane_sum(weights, 1, k), least = all < layer->epsilon ? layer->epsilon : all;
+        sum = layer->normalize == CLB_NORMALIZE_SUM ? all + layer->epsilon : least;
     }
     for (uint32_t j = 0; j < k; ++j) {
         weights[j] = weights[j] / sum * layer->scale;

@@ -10,15 +10,16 @@ CLB_STATIC_WALK float *token_at(const clb_routed *r, int out, size_t position)
     return r->k == 1 ? clb_row_of(&r->op->out, r->y, r->op->rows, choice) : r->y + (size_t)choice * r->d_out;
 }
 
-/* Row `row` of sample `sample` of an operand; `constant` is the tensor it reads where its space is `const`. */
-CLB_STATIC_WALK const float *locate(const clb_operand *v, const clb_frame *f, const float *constant, size_t sample,
-                                    size_t row)
+CLB_WALK const float *clb_locate(const clb_operand *v, const clb_frame *f, const float *constant, size_t sample, size_t row)
 {
     const float *base;
     switch (v->space) {
     case CLB_SPACE_ARENA: base = (const float *)(const void *)f->arena; break;
     case CLB_SPACE_INPUT: base = f->input; break;
-    case CLB_SPACE_OUTPUT: base = f->output; break;
+    case CLB_SPACE_OUTPUT:
+        base = f->output;
+        sample -= f->first;
+        break;
     case CLB_SPACE_CONST: base = constant; break;
     case CLB_SPACE_TOKEN_WEIGHT: return f->routed->weights + f->routed->order[sample];
     case CLB_SPACE_TOKEN_IN:
@@ -45,19 +46,16 @@ CLB_WALK void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame 
 {
     uint32_t n = 0;
     for (; n < CLB_TILE && *sample < samples; ++n) {
-        tile->a[n] = locate(&op->a, frame, tile->w0, *sample, *row);
-        tile->b[n] = op->b.space == CLB_SPACE_NONE ? NULL : locate(&op->b, frame, tile->w1, *sample, *row);
-        tile->out[n] = (float *)(uintptr_t)locate(&op->out, frame, NULL, *sample, *row);
+        tile->a[n] = clb_locate(&op->a, frame, tile->w0, *sample, *row);
+        tile->b[n] = op->b.space == CLB_SPACE_NONE ? NULL : clb_locate(&op->b, frame, tile->w1, *sample, *row);
+        tile->out[n] = (float *)(uintptr_t)clb_locate(&op->out, frame, NULL, *sample, *row);
         if (++*row == op->rows) {
             *row = 0;
             ++*sample;
         }
     }
-    tile->rows = tile->computed = n;
-    if (n % 4 == 3) { /* four at once take less time than two and one */
-        tile->a[n] = tile->a[n - 1];
-        tile->computed = n + 1;
-    }
+    tile->rows = n;
+    clb_pad_tile(tile);
 }
 
 typedef struct {
@@ -72,9 +70,9 @@ typedef struct {
 CLB_STATIC_WALK void run_rows(void *arg, uint32_t index)
 {
     const row_task *t = arg;
-    const size_t first = index * t->rows, all = (size_t)t->samples * t->op->rows;
+    const size_t first = index * t->rows, all = (size_t)(t->samples - t->frame->first) * t->op->rows;
     const size_t end = all - first < t->rows ? all : first + t->rows;
-    uint32_t sample = (uint32_t)(first / t->op->rows), row = (uint32_t)(first % t->op->rows);
+    uint32_t sample = t->frame->first + (uint32_t)(first / t->op->rows), row = (uint32_t)(first % t->op->rows);
     clb_tile tile;
     tile.w0 = (const float *)(const void *)clb_tensor_at(t->frame, t->op->w0);
     tile.w1 = (const float *)(const void *)clb_tensor_at(t->frame, t->op->w1);
@@ -88,7 +86,7 @@ CLB_STATIC_WALK void run_rows(void *arg, uint32_t index)
 CLB_WALK void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t samples, const clb_frame *frame)
 {
     enum { TASK_FLOATS = 1 << 12 }; /* below, handing work to threads costs more than it saves */
-    const size_t all = (size_t)samples * op->rows;
+    const size_t all = (size_t)(samples - frame->first) * op->rows;
     row_task task = {.op = op, .frame = frame, .kernel = kernel, .samples = samples, .rows = all};
     /* sizes that count nothing are 0; a row of more floats than fit 64 bits is one no memory holds */
     const uint64_t floats = (uint64_t)(op->dims[0] | !op->dims[0]) * (op->dims[1] | !op->dims[1]) *

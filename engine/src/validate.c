@@ -50,6 +50,7 @@ int clb_read_header(const uint8_t *model, const clb_header **header)
     }
     if (h->max_batch < 1 || h->context_bytes < CLB_HEAD_BYTES || h->input_floats < 1 || h->output_floats < 1 ||
         h->inputs < 1 || h->outputs < 1 || h->experts > CLB_LIMIT || h->main_ops > h->ops ||
+        h->context_tokens > CLB_LIMIT ||
         !zero(h->reserved, sizeof h->reserved / sizeof h->reserved[0]) || h->meta_bytes < sizeof *h ||
         h->meta_bytes > h->total_bytes || h->shared_bytes > h->total_bytes - h->meta_bytes) {
         return COLIBRI_ERR_HEADER;
@@ -290,6 +291,62 @@ static int linear_fits(const scope *s, const clb_op *op, const clb_tensor *w0, c
            operand_fits(s, op, &op->out, rows, NULL, WRITE);
 }
 
+/* `words` floats of the arena, for an operation's own use. */
+static int work_fits(const scope *s, const clb_op *op, uint64_t words)
+{
+    const uint64_t context = s->model->header->context_bytes;
+    return op->work.space == CLB_SPACE_ARENA && op->work.offset % CLB_ALIGN_BUFFER == 0 &&
+           op->work.offset >= CLB_HEAD_BYTES && op->work.offset <= context &&
+           words <= (context - op->work.offset) / sizeof(float);
+}
+
+/* The pages of a cache: enough for all a token sees, when the chunk it came in is stored. */
+static int cache_fits(const scope *s, const clb_op *op)
+{
+    const clb_header *h = s->model->header;
+    const uint32_t *dims = op->dims, window = op->sa[0];
+    if (!within_limits(dims, 1) || op->func >= CLB_CACHE_COUNT || dims[3] % CLB_PAGE != 0 || window > CLB_LIMIT) {
+        return 0;
+    }
+    const uint64_t pages = dims[3] / CLB_PAGE, all = ((uint64_t)h->context_tokens + CLB_PAGE - 1) / CLB_PAGE;
+    const uint64_t seen = window == 0 ? all : ((uint64_t)window + h->max_batch - 2) / CLB_PAGE + 2;
+    const uint64_t page = clb_page_bytes(op->func, dims[0], dims[1]), most = h->context_bytes / page;
+    return pages >= (seen < all ? seen : all) && dims[2] <= most && pages <= most / dims[2] &&
+           work_fits(s, op, pages * dims[2] * page / sizeof(float));
+}
+
+/* Operations that know of positions: outside experts, in language models only. */
+static int sequence_fits(const scope *s, const clb_op *op, const clb_tensor *w0)
+{
+    const clb_header *h = s->model->header;
+    const uint32_t *d = op->dims;
+    const uint64_t tokens = h->context_tokens;
+    if (s->expert != NULL || tokens == 0) {
+        return 0;
+    }
+    if (op->code == CLB_OP_CACHE) {
+        return op->rows == d[2] && cache_fits(s, op) && operand_fits(s, op, &op->a, d[0], NULL, READ) &&
+               operand_fits(s, op, &op->b, d[1], NULL, READ);
+    }
+    if (op->code == CLB_OP_ATTENTION) {
+        return cache_fits(s, op) && op->rows % d[2] == 0 && is_vector(w0, op->rows) &&
+               s->samples * op->rows <= CLB_LIMIT && operand_fits(s, op, &op->a, d[0], NULL, READ) &&
+               operand_fits(s, op, &op->out, d[1], NULL, WRITE);
+    }
+    if (d[0] < 1 || d[0] > CLB_LIMIT || !operand_fits(s, op, &op->a, op->code == CLB_OP_EMBED ? 1 : d[0], NULL, READ) ||
+        !operand_fits(s, op, &op->out, d[0], NULL, WRITE)) {
+        return 0;
+    }
+    switch (op->code) {
+    case CLB_OP_EMBED: return op->rows == 1 && w0 != NULL && w0->cols == d[0] && clb_block_bytes(w0->layout, d[0]) != 0;
+    case CLB_OP_ROPE:
+        return d[1] % 2 == 0 && d[1] <= d[0] && w0 != NULL && w0->layout == CLB_LAYOUT_FLAT && w0->cols >= tokens * d[1];
+    default: /* CLB_OP_DELAY; its slots hold a chunk and what it looks back at */
+        return op->rows == 1 && d[1] >= 1 && d[1] <= CLB_LIMIT && d[2] <= CLB_LIMIT &&
+               d[2] >= d[1] + (s->samples < tokens ? s->samples : tokens) && work_fits(s, op, (uint64_t)d[2] * d[0]);
+    }
+}
+
 static int op_fits(const scope *s, const clb_op *op)
 {
     const clb_tensor *w0, *w1, *w2;
@@ -313,13 +370,22 @@ static int op_fits(const scope *s, const clb_op *op)
         return n >= 1 && n <= CLB_LIMIT && is_vector(w0, n) && is_vector(w1, n) && op->b.space == CLB_SPACE_NONE &&
                operand_fits(s, op, &op->a, n, NULL, READ) && operand_fits(s, op, &op->out, n, NULL, WRITE);
     case CLB_OP_REDUCE: return op->b.space == CLB_SPACE_NONE && reduce_fits(s, op);
+    case CLB_OP_EMBED:
+    case CLB_OP_ROPE:
+    case CLB_OP_CACHE:
+    case CLB_OP_ATTENTION:
+    case CLB_OP_DELAY: return sequence_fits(s, op, w0);
     default: return 0;
     }
 }
 
-/* Multiply-accumulates of an operation on one sample. */
-static uint64_t macs_of(const clb_op *op)
+/* Multiply-accumulates of an operation on one sample, at the end of a text that fills the context. */
+static uint64_t macs_of(const clb_op *op, uint32_t tokens)
 {
+    if (op->code == CLB_OP_ATTENTION) {
+        const uint32_t seen = op->sa[0] == 0 || tokens < op->sa[0] ? tokens : op->sa[0];
+        return (uint64_t)op->rows * ((uint64_t)op->dims[0] + op->dims[1]) * seen;
+    }
     return op->code == CLB_OP_LINEAR || op->code == CLB_OP_LINEAR_Q
                ? (uint64_t)op->rows * op->dims[0] * op->dims[1]
                : 0;
@@ -333,7 +399,7 @@ static int expert_program_fits(const scope *s)
         if (!op_fits(s, op)) {
             return 0;
         }
-        macs += macs_of(op);
+        macs += macs_of(op, 0);
     }
     return macs == s->expert->macs;
 }
@@ -366,12 +432,10 @@ static uint64_t costliest(const clb_expert *experts, uint32_t count, uint32_t k)
 static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number, uint32_t *next_op, uint64_t *macs)
 {
     const clb_model *m = whole->model;
-    const uint64_t context = m->header->context_bytes;
     const clb_tensor *bias, *scale;
     if (op->w0 != layer_number || !tensor_of(whole, op->w1, &bias) || !tensor_of(whole, op->w2, &scale) ||
         op->before != 0 || op->rows < 1 || op->rows > CLB_LIMIT || op->a.space == CLB_SPACE_CONST ||
-        op->b.space == CLB_SPACE_CONST || op->work.space != CLB_SPACE_ARENA || op->work.offset % CLB_ALIGN_BUFFER != 0 ||
-        op->work.offset < CLB_HEAD_BYTES || op->work.offset > context) {
+        op->b.space == CLB_SPACE_CONST) {
         return 0;
     }
     const clb_layer *l = &m->layers[layer_number];
@@ -382,7 +446,7 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number,
     const uint64_t choices = tokens * l->k, slots = l->k > 1 ? choices * l->d_out : 0;
     const uint64_t words = slots + 3 * choices + l->experts + 1 + clb_key_words(l, bias != NULL);
     if (!is_vector(bias, l->experts) || !is_vector(scale, l->experts) ||
-        (l->score == CLB_SCORE_SPARSE_MIXER && bias != NULL) || words > (context - op->work.offset) / sizeof(float)) {
+        (l->score == CLB_SCORE_SPARSE_MIXER && bias != NULL) || !work_fits(whole, op, words)) {
         return 0;
     }
     scope s = *whole;
@@ -452,14 +516,20 @@ static int program_fits(const clb_model *m, uint64_t *choices)
             if (!op_fits(&whole, op)) {
                 return 0;
             }
-            macs += macs_of(op);
+            /* Nothing before the tail may write rows that are not wanted, nothing in it may be what later tokens see. */
+            if (n < h->tail_op ? h->tail_op < h->main_ops && op->out.space == CLB_SPACE_OUTPUT : op->code > CLB_OP_ROPE) {
+                return 0;
+            }
+            macs += macs_of(op, h->context_tokens);
+        } else if (n >= h->tail_op) {
+            return 0;
         } else if (layer >= h->layers || !moe_fits(&whole, op, layer, &next_op, &macs)) {
             return 0;
         } else {
             *choices += (uint64_t)op->rows * m->layers[layer++].k;
         }
     }
-    return layer == h->layers && macs == h->worst_macs;
+    return layer == h->layers && macs == h->worst_macs && h->tail_op <= h->main_ops;
 }
 
 static int certificate_fits(const clb_model *m, uint64_t choices)

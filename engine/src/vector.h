@@ -7,24 +7,23 @@
 /* Floats a loop handles: a constant, so that its vector code has no other length to care for. */
 enum { STRIP = CLB_SCALAR ? 1 : 32 };
 
-/* n floats, and zeros after them. */
-static void load_strip(float strip[STRIP], const float *from, size_t n)
+/* n floats; of a whole strip a constant number, so that these are moves and no call. */
+static inline void copy_strip(float *to, const float *from, size_t n)
 {
     if (n == STRIP) {
-        memcpy(strip, from, STRIP * sizeof(float));
+        memcpy(to, from, STRIP * sizeof(float));
     } else {
-        memset(strip, 0, STRIP * sizeof(float));
-        memcpy(strip, from, n * sizeof(float));
+        memcpy(to, from, n * sizeof(float));
     }
 }
 
-static void store_strip(float *to, const float strip[STRIP], size_t n)
+/* n floats, and zeros after them. */
+static inline void load_strip(float strip[STRIP], const float *from, size_t n)
 {
-    if (n == STRIP) {
-        memcpy(to, strip, STRIP * sizeof(float));
-    } else {
-        memcpy(to, strip, n * sizeof(float));
+    if (n != STRIP) {
+        memset(strip, 0, STRIP * sizeof(float));
     }
+    copy_strip(strip, from, n);
 }
 
 #define CASE(which, name, expression)                                                                                  \
@@ -49,7 +48,7 @@ static void unary_strip(uint32_t func, float p0, float p1, float *a)
     CASE(UNARY, SQRT, sqrtf(x))
     CASE(UNARY, RSQRT, 1.0f / sqrtf(x))
     CASE(UNARY, RECIPROCAL, 1.0f / x)
-    CASE(UNARY, EXP, clb_exp(x))
+    CASE(UNARY, EXP, clb_exp(x - p0)) /* p0: 0 in a program */
     CASE(UNARY, LOG, clb_log(x))
     CASE(UNARY, EXPM1, clb_expm1(x))
     CASE(UNARY, LOG1P, clb_log1p(x))
@@ -89,7 +88,7 @@ static void unary(uint32_t func, float p0, float p1, const float *in, float *out
         float a[STRIP];
         load_strip(a, in + i, count);
         unary_strip(func, p0, p1, a);
-        store_strip(out + i, a, count);
+        copy_strip(out + i, a, count);
     }
 }
 
@@ -101,7 +100,7 @@ static void binary(uint32_t func, const float *left, const float *right, float *
         load_strip(a, left + i, count);
         load_strip(b, right + i, count);
         binary_strip(func, a, b);
-        store_strip(out + i, a, count);
+        copy_strip(out + i, a, count);
     }
 }
 
@@ -118,43 +117,55 @@ static void mix(float weight, const float *value, float *total, size_t n, int fi
  * where that is not below 127.5 (the factor is rounded, and its product with max|x| may pass 127). A NaN makes the scale
  * NaN. Magnitudes compare as their bits do, with NaN above all; adding 1.5 · 2^23 rounds to nearest even and leaves the
  * integer in the low bits. */
-static inline int32_t rounded(float x) { return (int32_t)(clb_bits(x + 0x1.8p+23f) - 0x4B400000u); }
+enum { SUMS = !CLB_SCALAR || USED(PRODUCTS_Q, CLB_LAYOUT_ROWS8_I4) }; /* small cores want them for int4 only */
 
-/* The scale of a group whose largest magnitude has these bits, and its factor. */
-static inline float scale_of(int32_t most, float *factor)
+/* The largest magnitude among n floats, as bits. */
+static inline int32_t most_of(const float *x, uint32_t n)
 {
-    const float largest = clb_from_bits((uint32_t)most);
-    *factor = largest > 0.0f ? 127.0f / largest : 0.0f;
-    return largest / 127.0f;
+    int32_t most = 0;
+    FOURTH for (uint32_t i = 0; i < n; ++i) {
+        const int32_t size = (int32_t)(clb_bits(x[i]) & 0x7FFFFFFFu);
+        most = size > most ? size : most;
+    }
+    return most;
 }
 
-#if CLB_SCALAR
+/* q = x · factor, n of them; their sum. */
+static inline uint32_t scale_to(int8_t *q, const float *x, uint32_t n, float factor)
+{
+    uint32_t sum = 0;
+    FOURTH for (uint32_t i = 0; i < n; ++i) {
+        const uint32_t bits = clb_bits(x[i] * factor + 0x1.8p+23f);
+        q[i] = (int8_t)bits;
+        sum += bits - 0x4B400000u;
+    }
+    return sum;
+}
+
+/* Worth a loop of its own, whose length is constant. */
+#define WHOLE(n, most) (!CLB_SCALAR && (n) == (most))
+
 static void quantize(const float *x, float *record, uint32_t cols)
 {
-    enum { SUMS = USED(PRODUCTS_Q, CLB_LAYOUT_ROWS8_I4), PAD = SUMS ? CLB_WEIGHT_GROUP : 4 }; /* only int4 wants them */
+    enum { PAD = SUMS ? CLB_WEIGHT_GROUP : 4 };
     int32_t *sums = (int32_t *)(void *)(record + clb_ceil(cols, CLB_ACTIVATION_GROUP));
     int8_t *q = (int8_t *)(void *)(sums + clb_ceil(cols, CLB_WEIGHT_GROUP)), *const pad = q + cols;
     for (const float *end = x + cols; x < end;) {
-        const float *stop = end - x > (ptrdiff_t)CLB_ACTIVATION_GROUP ? x + CLB_ACTIVATION_GROUP : end;
-        int32_t most = 0;
-        FOURTH for (const float *at = x; at < stop; ++at) {
-            const int32_t size = (int32_t)(clb_bits(*at) & 0x7FFFFFFFu);
-            most = size > most ? size : most;
-        }
-        float factor;
-        *record++ = scale_of(most, &factor);
+        const uint32_t group = clb_min((uint32_t)(end - x), CLB_ACTIVATION_GROUP);
+        const float *stop = x + group;
+        const int32_t most = WHOLE(group, CLB_ACTIVATION_GROUP) ? most_of(x, CLB_ACTIVATION_GROUP) : most_of(x, group);
+        const float largest = clb_from_bits((uint32_t)most), factor = largest > 0.0f ? 127.0f / largest : 0.0f;
+        *record++ = largest / 127.0f;
         const int sound = factor > 0.0f && factor < clb_inf(); /* or nothing is below 127.5 but zeros */
         while (x < stop) {
             const uint32_t left = (uint32_t)(stop - x), n = SUMS ? clb_min(left, CLB_WEIGHT_GROUP) : left;
             uint32_t sum = 0;
-            if (sound) {
-                FOURTH for (uint32_t i = 0; i < n; ++i) {
-                    const uint32_t bits = clb_bits(x[i] * factor + 0x1.8p+23f);
-                    q[i] = (int8_t)bits;
-                    sum += bits - 0x4B400000u;
-                }
-            } else {
+            if (!sound) {
                 memset(q, 0, n);
+            } else if (WHOLE(n, CLB_WEIGHT_GROUP)) {
+                sum = scale_to(q, x, CLB_WEIGHT_GROUP, factor);
+            } else {
+                sum = scale_to(q, x, n, factor);
             }
             q += n;
             x += n;
@@ -167,50 +178,6 @@ static void quantize(const float *x, float *record, uint32_t cols)
         pad[i - cols] = 0;
     }
 }
-#else
-static void quantize(const float *x, float *record, uint32_t cols)
-{
-    const uint32_t groups = clb_ceil(cols, CLB_WEIGHT_GROUP);
-    int32_t *sums = (int32_t *)(void *)(record + clb_ceil(cols, CLB_ACTIVATION_GROUP));
-    int8_t *q = (int8_t *)(void *)(sums + groups);
-    float part[CLB_WEIGHT_GROUP] = {0};
-    for (uint32_t start = 0; start < cols; start += CLB_ACTIVATION_GROUP) {
-        const uint32_t n = clb_min(cols - start, CLB_ACTIVATION_GROUP), full = n / CLB_WEIGHT_GROUP;
-        const uint32_t rest = n % CLB_WEIGHT_GROUP;
-        if (rest != 0) { /* the last of the row, zeros after it */
-            memset(part, 0, sizeof part);
-            memcpy(part, x + start + n - rest, rest * sizeof(float));
-        }
-        int32_t lanes[CLB_WEIGHT_GROUP] = {0}, most = 0;
-        for (uint32_t g = 0; g < full + (rest != 0); ++g) {
-            const float *in = g < full ? x + start + g * CLB_WEIGHT_GROUP : part;
-            for (uint32_t i = 0; i < CLB_WEIGHT_GROUP; ++i) {
-                const int32_t size = (int32_t)clb_bits(clb_abs(in[i]));
-                lanes[i] = size > lanes[i] ? size : lanes[i];
-            }
-        }
-        for (uint32_t i = 0; i < CLB_WEIGHT_GROUP; ++i) {
-            most = lanes[i] > most ? lanes[i] : most;
-        }
-        float factor;
-        record[start / CLB_ACTIVATION_GROUP] = scale_of(most, &factor);
-        for (uint32_t g = 0; g < full + (rest != 0); ++g) {
-            const float *in = g < full ? x + start + g * CLB_WEIGHT_GROUP : part;
-            const uint32_t at = start / CLB_WEIGHT_GROUP + g;
-            int32_t sum = 0, whole[CLB_WEIGHT_GROUP];
-            for (uint32_t i = 0; i < CLB_WEIGHT_GROUP; ++i) {
-                const float scaled = in[i] * factor;
-                whole[i] = clb_abs(scaled) < 127.5f ? rounded(scaled) : 0;
-                sum += whole[i];
-            }
-            for (uint32_t i = 0; i < CLB_WEIGHT_GROUP; ++i) {
-                q[at * CLB_WEIGHT_GROUP + i] = (int8_t)whole[i];
-            }
-            sums[at] = sum;
-        }
-    }
-}
-#endif
 
 #define KERNELS(its_name)                                                                                              \
     {                                                                                                                  \

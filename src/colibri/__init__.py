@@ -14,12 +14,14 @@ from colibri.spec import VERSION as __version__
 
 if TYPE_CHECKING:
     from colibri.api import export, register_moe
-    from colibri.engine import Model, load
+    from colibri.engine import Model
+    from colibri.language import LanguageModel, load
 
 __all__ = [
     "ColibriError",
     "ExportError",
     "ExportWarning",
+    "LanguageModel",
     "Model",
     "ModelError",
     "__version__",
@@ -28,7 +30,8 @@ __all__ = [
     "register_moe",
 ]
 
-_LAZY = {"export": "colibri.api", "register_moe": "colibri.api", "load": "colibri.engine", "Model": "colibri.engine"}
+_LAZY = {"export": "colibri.api", "register_moe": "colibri.api", "load": "colibri.language", "Model": "colibri.engine",
+         "LanguageModel": "colibri.language"}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,9 @@ ENGINE = Path(__file__).resolve().parents[2] / "engine"
 
 ffi = FFI()
 ffi.cdef("""
-typedef struct { int32_t status; int32_t max_batch; uint32_t input_size, output_size; ...; } colibri_context_t;
+typedef struct {
+    int32_t status; int32_t max_batch; uint32_t input_size, output_size, position, context_tokens; int32_t tail; ...;
+} colibri_context_t;
 colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin);
 void colibri_free(colibri_context_t *ctx);
 size_t colibri_model_size(const uint8_t *model_bin);
@@ -25,6 +27,13 @@ const char *colibri_version(void);
 void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size);
 void forward_recording(colibri_context_t *ctx, const float *input, float *output, int batch_size, int32_t *choices,
                        float *logits);
+typedef struct {
+    const int32_t *history; int history_count; float repetition_penalty, temperature; int top_k; float top_p, min_p;
+    uint64_t seed;
+} colibri_sampler_t;
+int colibri_lm_evaluate(colibri_context_t *ctx, const int32_t *tokens, int count, float *logits);
+int colibri_lm_rewind(colibri_context_t *ctx, int position);
+int32_t colibri_lm_sample(colibri_sampler_t *sampler, float *logits, int vocabulary, int32_t *scratch);
 typedef struct { ...; } colibri_pool_t;
 int colibri_pool_start(colibri_pool_t *pool, int threads);
 void colibri_pool_stop(colibri_pool_t *pool);
@@ -40,6 +49,7 @@ ffi.set_source(
 
 #include "colibri_host.h"
 #include "colibri_inspect.h"
+#include "colibri_lm.h"
 #include "internal.h"
 
 typedef struct {

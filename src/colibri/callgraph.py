@@ -24,6 +24,7 @@ INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         tuple(f"clb_{op}" for op in ("quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce")),
     ),
     "routing": ((), ("unary",)),
+    "sequence": ((), ("panel", "unary", "binary")),
     "moe": ((), ("mix", "compare_routes", "run_expert", "clb_route")),
 }
 """What a call through a pointer can reach, by the file that makes it: tables in that file, and functions by name. The
@@ -32,7 +33,7 @@ caller's own hooks come on top of what is measured; compare_routes is the engine
 GENERATED = {"context": ("program",), "moe": ("run_expert_*", "route_*")}
 """What it can reach besides where an exported model.c holds the program as code, if the pointer call is left at all."""
 
-HOOKS = ("linear", "moe", "rows")
+HOOKS = ("linear", "moe", "rows", "sequence")
 """Files that call the caller's hooks through pointers: generated code may have no other pointer calls left in them."""
 
 

@@ -38,9 +38,14 @@ class Certificate:
     rows: int
 
 
-def certify(graph: Graph, rows: Sequence[Array], golden_rows: int = GOLDEN_ROWS) -> Certificate:
-    """Run `rows` (one array (n, *shape) an input) through the reference; keep golden rows that visit many experts."""
-    inputs = [np.ascontiguousarray(x[:_MEASURED_ROWS], np.float32) for x in rows]
+def certify(graph: Graph, rows: Sequence[Array], golden_rows: int | None = None) -> Certificate:
+    """Run `rows` (one array (n, *shape) an input) through the reference; keep golden rows that visit many experts.
+
+    In a language model the rows are the tokens of one text, and the golden rows its first. `golden_rows` is by default
+    GOLDEN_ROWS, of a text TEXT_ROWS.
+    """
+    most = min(_MEASURED_ROWS, graph.context or _MEASURED_ROWS)
+    inputs = [np.ascontiguousarray(x[:most], np.float32) for x in rows]
     trace = Trace()
     outputs = run(graph, inputs, trace)
     count = len(inputs[0])
@@ -52,11 +57,27 @@ def certify(graph: Graph, rows: Sequence[Array], golden_rows: int = GOLDEN_ROWS)
         experts = node.attrs["router"].experts
         taken = np.bincount(routes[routes >= 0], minlength=experts)
         frequencies += (taken * (routes.shape[-1] / routes.size)).tolist()
+    wanted = TEXT_ROWS if graph.context else GOLDEN_ROWS
+    kept = min(wanted if golden_rows is None else golden_rows, count)
     golden = [
         Golden(flat_in[n], choices[n].astype(np.uint16), zlib.crc32(flat_out[n].tobytes()))
-        for n in _varied(trace.routes, count, min(golden_rows, count))
+        for n in (range(kept) if graph.context else _varied(trace.routes, count, kept))
     ]
     return Certificate(golden, frequencies, count)
+
+
+def random_text(graph: Graph, tokens: int) -> list[Array]:
+    """Seeded rows (tokens, *shape) for each input of a language model, ids where it looks them up in a table."""
+    rng = np.random.default_rng(0)
+    tables = {node.inputs[0]: graph.shapes[node.inputs[1]][0] for node in graph.nodes if node.op == "embed"}
+    count = min(tokens, graph.context)
+
+    def rows(name: str) -> Array:
+        if name in tables:
+            return rng.integers(0, tables[name], (count, *graph.shapes[name])).astype(np.float32)
+        return rng.standard_normal((count, *graph.shapes[name]), np.float32)
+
+    return list(map(rows, graph.inputs))
 
 
 def _varied(routes: Sequence[np.ndarray[Any, Any]], count: int, wanted: int) -> list[int]:

@@ -20,6 +20,8 @@ from colibri.package import Package, Port, open_package, parse
 KERNELS = tuple(ffi.string(name).decode() for name in takewhile(bool, map(lib.kernels_name, count())))
 """Instruction sets this machine can run, the best first."""
 
+_VERIFIED = 1 << 28  # bytes of a file up to which its checksums are verified unasked
+
 
 class Model:
     """A loaded model; calling it maps NumPy arrays (batch, *shape) float32 to NumPy arrays (batch, *shape) float32.
@@ -27,7 +29,9 @@ class Model:
     Safe to call from several threads at once: each call runs in a context of its own, without the interpreter lock.
     """
 
-    def __init__(self, package: Package, verify: bool = True, kernels: str | None = None, threads: int = 1) -> None:
+    def __init__(
+        self, package: Package, verify: bool | None = None, kernels: str | None = None, threads: int = 1
+    ) -> None:
         self.package = package
         self._pool = _Pool(threads) if threads != 1 else None
         self.kernels = kernels or KERNELS[0]
@@ -38,7 +42,7 @@ class Model:
         error = lib.colibri_check(self._model, len(package.data), lib.COLIBRI_CHECK_STRUCTURE)
         if error:
             raise ModelError(f"{package.path}: {spec.error_text(error)}", error)
-        if verify:
+        if verify or (verify is None and len(package.data) <= _VERIFIED):
             package.check_weights()
         self._contexts: list[tuple[int, Any, Any]] = []
         self._max_batch = int(package.header["max_batch"])
@@ -49,7 +53,8 @@ class Model:
         # tokens a row, k, experts
         self._layers = [(int(op["rows"]), *map(int, package.layers[op["w0"]][["k", "experts"]])) for op in moe]
         # What an application does again and again runs in C: see _engine_call.c.
-        limit = self._max_batch if len(package.inputs) == len(package.outputs) == 1 else 0
+        alone = len(package.inputs) == len(package.outputs) == 1 and not package.header["context_tokens"]
+        limit = self._max_batch if alone else 0
         self._call = caller(self._contexts, limit, package.inputs[0].shape, package.outputs[0].shape,
                             np.ndarray, np.empty, np.dtype(np.float32))  # fmt: skip
 
@@ -101,7 +106,7 @@ class Model:
         """
         return [choices for choices, _ in self._record(inputs, logits=False)]
 
-    def logits(self, *inputs: Any) -> list[tuple[np.ndarray[Any, np.dtype[np.int32]], Array]]:
+    def router_logits(self, *inputs: Any) -> list[tuple[np.ndarray[Any, np.dtype[np.int32]], Array]]:
         """For each MoE layer the experts chosen, as `routes` gives them, and the logits (batch, tokens, experts)."""
         return self._record(inputs, logits=True)
 
@@ -172,6 +177,7 @@ class Model:
         out = np.empty((batch, self._output_size), np.float32)
         x, y = ffi.from_buffer("float[]", rows), ffi.from_buffer("float[]", out)
         context = self._context()
+        context[1].position = 0  # rows of a language model are one text
         try:
             for first in range(0, batch, step):
                 count = min(step, batch - first)
@@ -226,17 +232,23 @@ def aligned(size: int, to: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return raw[start : start + size]
 
 
-def load(path: str | Path | bytes, verify: bool = True, kernels: str | None = None, threads: int = 1) -> Model:
+def opened(path: str | Path | bytes) -> Package:
+    """A model.bin, the directory of an export, or a model's bytes as a package; raises ModelError."""
+    if not isinstance(path, bytes):
+        return open_package(path)
+    memory = aligned(len(path), spec.ALIGN_MODEL)
+    memory[:] = np.frombuffer(path, np.uint8)
+    if len(path) < spec.HEADER.bytes:
+        raise ModelError(f"{len(path)} bytes are fewer than a model's header", 5)
+    return parse(memory, "model")
+
+
+def load(path: str | Path | bytes, verify: bool | None = None, kernels: str | None = None, threads: int = 1) -> Model:
     """Load a model.bin, the directory of an export, or a model's bytes.
 
-    `verify` checks the weights' checksums, which reads the whole file. `kernels` names the instruction set to use
-    instead of the best, one of `KERNELS`. `threads` may share the work of one call; 0 means one a processor. The bits
-    are the same whatever is chosen. Raises ModelError for what is not a sound model.
+    Its structure is always proven. `verify` checks the weights' checksums too, which reads the whole file; None: files
+    up to 256 MB. `kernels` names the instruction set to use instead of the best, one of `KERNELS`. `threads` may share
+    the work of one call; 0 means one a processor. The bits are the same whatever is chosen. Raises ModelError for what
+    is not a sound model.
     """
-    if isinstance(path, bytes):
-        memory = aligned(len(path), spec.ALIGN_MODEL)
-        memory[:] = np.frombuffer(path, np.uint8)
-        if len(path) < spec.HEADER.bytes:
-            raise ModelError(f"{len(path)} bytes are fewer than a model's header", 5)
-        return Model(parse(memory, "model"), verify, kernels, threads)
-    return Model(open_package(path), verify, kernels, threads)
+    return Model(opened(path), verify, kernels, threads)

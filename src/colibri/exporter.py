@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,19 +13,22 @@ from typing import Any
 import numpy as np
 
 from colibri import spec, weights
-from colibri.certify import Certificate, certify
+from colibri.certify import Certificate, certify, random_text
 from colibri.emit import c_source, model_bin
 from colibri.emit.c_source import PLAIN as PLAIN
 from colibri.emit.c_source import Style as Style
+from colibri.emit.files import write_files
 from colibri.engine import Model, load
 from colibri.errors import ExportError
-from colibri.graph import Array, Graph, expert_numbers, is_absent
+from colibri.graph import Array, Graph, expert_numbers, is_absent, logit_masks
+from colibri.language_export import export_lm as export_lm
 from colibri.lower import lower
 from colibri.passes import optimize
 from colibri.passes.merge import merge_gates
 from colibri.passes.prune import PROVEN as PROVEN
 from colibri.passes.prune import Pruning, prune
 from colibri.passes.prune import Selection as Selection
+from colibri.passes.read import read_weights
 from colibri.plan import plan
 from colibri.program import Program
 from colibri.quantize.choose import Choice, quantize
@@ -104,6 +105,7 @@ def build(
         raise ExportError(f"max_batch {max_batch} is not between 1 and {spec.MAX_BATCH}")
     stage = on_stage or (lambda name, value: None)
     stage("graph", graph)
+    graph = read_weights(graph)
     _require_sound_constants(graph)
     graph = optimize(graph, stage)
     rows = list(calibration) if calibration is not None else _random_rows(graph)
@@ -174,55 +176,25 @@ def write(export: Export, path: str | Path, style: Style = PLAIN) -> Path:
     files = (
         {path: export.image} if path.suffix == ".bin" else {path / n: data for n, data in export.files(style).items()}
     )
-    try:
-        for target, data in files.items():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-                file.write(data)
-            Path(file.name).chmod(0o666 & ~_umask())
-            Path(file.name).replace(target)
-    except OSError as error:
-        raise ExportError(f"{path} cannot be written: {error.strerror}: choose another output directory") from None
+    write_files(files, path)
     return path if path.suffix == ".bin" else path / "model.bin"
 
 
 def _require_sound_constants(graph: Graph) -> None:
-    masks = _masks(graph)
-    for name, constant in graph.constants.items():
-        value = weights.loaded(constant)
+    masks = logit_masks(graph)
+    for name, value in graph.constants.items():
         if isinstance(value, StoredWeight):
             weights.check(value)
-        elif not (np.isfinite(value) | (np.isneginf(value) & (name in masks))).all():
+        elif isinstance(value, np.ndarray) and not (np.isfinite(value) | (np.isneginf(value) & (name in masks))).all():
             raise ExportError(f"constant {name!r} holds NaN or infinity: train or load the model again")
     for node in graph.moe_nodes():
         for expert in node.attrs["experts"]:
             _require_sound_constants(expert)
 
 
-def _masks(graph: Graph) -> set[str]:
-    """What is added to a router's logits, as biases are: -inf there says that an expert is never to be chosen."""
-    producers = graph.producers()
-    masks: set[str] = set()
-    ends = [node.inputs[1] for node in graph.moe_nodes()]
-    while ends:
-        node = producers.get(ends.pop())
-        if node is not None and node.op == "linear":
-            masks.update(node.inputs[2:])
-        elif node is not None and node.op == "binary" and node.attrs["func"] == "add":
-            masks.update(i for i in node.inputs if i in graph.constants)
-            ends += node.inputs
-        elif node is not None and node.op == "reshape":
-            ends += node.inputs
-    return masks
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def _random_rows(graph: Graph) -> list[Array]:
+    if graph.context:
+        return random_text(graph, _COMPARED_ROWS)
     rng = np.random.default_rng(0)
     return [rng.standard_normal((_COMPARED_ROWS, *graph.shapes[i]), np.float32) for i in graph.inputs]
 

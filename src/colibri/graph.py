@@ -453,6 +453,23 @@ def expert_numbers(node: Node) -> list[int]:
     return list(range(len(node.attrs["experts"]))) if numbers is None else [int(n) for n in numbers]
 
 
+def logit_masks(graph: Graph) -> set[str]:
+    """What is added to a router's logits, as biases are: -inf there says that an expert is never to be chosen."""
+    producers = graph.producers()
+    masks: set[str] = set()
+    ends = [node.inputs[1] for node in graph.moe_nodes()]
+    while ends:
+        node = producers.get(ends.pop())
+        if node is not None and node.op == "linear":
+            masks.update(node.inputs[2:])
+        elif node is not None and node.op == "binary" and node.attrs["func"] == "add":
+            masks.update(i for i in node.inputs if i in graph.constants)
+            ends += node.inputs
+        elif node is not None and node.op == "reshape":
+            ends += node.inputs
+    return masks
+
+
 # --- text form: the small architecture file beside a safetensors file ------------------------------------------------
 
 FORMAT, FORMAT_VERSION = "colibri-graph", 1
@@ -534,4 +551,4 @@ def _bodies(experts: Any) -> list[Any]:
 
 
 __all__ = ["BINARY", "OPS", "REDUCE", "UNARY", "Graph", "Node", "Router", "absent_expert", "expert_numbers",
-           "from_json", "is_absent", "normalize_axis", "to_json"]  # fmt: skip
+           "from_json", "is_absent", "logit_masks", "normalize_axis", "to_json"]  # fmt: skip

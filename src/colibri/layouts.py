@@ -23,6 +23,8 @@ from colibri.weights import (
     residual_bytes,
 )
 
+CACHE_LAYOUTS = {"fp32": "rows8_f32", "fp16": "rows8_f16", "int8": "rows8_i8"}  # of keys and values
+
 
 def layout_of(weight: Weight) -> str:
     """The layout of a matrix in this format."""
@@ -52,7 +54,7 @@ def stored_size(value: Weight, layout: str) -> int:
 def page_bytes(cache: str, key: int, value: int) -> int:
     """Bytes of a page of one key head: keys as a matrix with a row a position, values as one with a column a position,
     and for int8 a scale for each value."""
-    layout = {"fp32": "rows8_f32", "fp16": "rows8_f16", "int8": "rows8_i8"}[cache]
+    layout = CACHE_LAYOUTS[cache]
     values = -(-value // LANES) * block_bytes(layout, PAGE)
     return PAGE // LANES * block_bytes(layout, key) + values + (4 * PAGE if cache == "int8" else 0)
 

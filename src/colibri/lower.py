@@ -14,9 +14,9 @@ import numpy as np
 from colibri.errors import ExportError
 from colibri.graph import Graph, Node, Router, Shape, expert_numbers, is_absent
 from colibri.layouts import layout_of, page_bytes, record_floats, stored_size
-from colibri.program import Buffer, Expert, Layer, Op, Operand, Place, Program, Section, Tensor, View, liveness
+from colibri.program import Buffer, Expert, Layer, Op, Operand, Part, Place, Program, Section, Tensor, View, liveness
 from colibri.spec import ALIGN_BUFFER, ALIGN_MODEL, EXPERT_TILE, LIMIT, PAGE, align
-from colibri.weights import Int4Weight, Int8Weight, Weight
+from colibri.weights import Weight, kind_of
 
 
 def lower(graph: Graph, max_batch: int = 1) -> Program:
@@ -112,7 +112,8 @@ class _Lowering:
         """The tensors with the values of `graph`, which is the one lowered or one like it."""
         names = dict(zip(self.graph.constants, graph.constants, strict=True))
         values = self.routers | {name: graph.constants[other] for name, other in names.items()}
-        return Section(self.tensors.size, tuple((t, values[t.name]) for t in self.tensors.items))
+        parts = (Part(t, values[t.name], names.get(t.name, t.name)) for t in self.tensors.items)
+        return Section(self.tensors.size, tuple(parts))
 
     def keep(self, node: Node, size: int) -> Operand:
         """Memory of `size` bytes that outlives a run."""
@@ -239,7 +240,7 @@ class _Lowering:
         integer = reads_int8(node, self.graph)
         a, rows = self.int8_rows(node.inputs[0]) if integer else self.rows(node.inputs[0])
         out, _, after = self.define_rows(node)
-        residual = isinstance(matrix, Int8Weight | Int4Weight) and matrix.residual is not None
+        residual = matrix is not None and kind_of(matrix)[1] >= 0
         self.ops.append(
             Op("linear_q" if integer else "linear", out, a, func=node.attrs.get("activation") or "identity", rows=rows,
                dims=(k, n), w0=self.weight(node, 1, "" if matrix is None else layout_of(matrix)),
@@ -390,11 +391,14 @@ class _Lowering:
         (k, _), (v, _) = self.rows(node.inputs[1]), self.rows(node.inputs[2])
         q, _ = self.rows(node.inputs[0])
         out, _, after = self.define_rows(node)
-        self.ops.append(Op("cache", Operand(), k, v, kept, func=cache, rows=kv, dims=dims, comment=node.output))
+        self.ops.append(
+            Op("cache", Operand(), k, v, kept, func=cache, rows=kv, dims=dims, sa=(window,), comment=node.output)
+        )
         self.ops.append(
             Op("attention", out, q, work=kept, func=cache, rows=heads, dims=dims, sa=(window,), w0=self.weight(node, 3),
                p0=node.attrs["scale"], p1=node.attrs.get("softcap", 0.0), comment=node.output)
         )  # fmt: skip
+        self.macs += heads * (key + value) * (min(window, self.graph.context) or self.graph.context)
         self.finish(node, after)
 
     def _delay(self, node: Node) -> None:
@@ -475,8 +479,8 @@ class _Lowering:
 def reads_int8(node: Node, graph: Graph) -> bool:
     """Whether a `linear` takes its input as int8."""
     matrix = graph.constants.get(node.inputs[1])
-    wants = node.attrs.get("activations", "int8") == "int8"
-    return isinstance(matrix, Int4Weight) or (isinstance(matrix, Int8Weight) and wants)
+    kind = "" if matrix is None else kind_of(matrix)[0]
+    return kind == "Int4Weight" or (kind == "Int8Weight" and node.attrs.get("activations", "int8") == "int8")
 
 
 def _reads_input_as_int8(expert: Graph) -> bool:
@@ -549,7 +553,7 @@ def _must(rows: tuple[Operand, int] | None) -> tuple[Operand, int]:
 
 # --- reuse ------------------------------------------------------------------------------------------------------------
 
-_IN_PLACE = ("map1", "map2", "softmax", "layernorm", "rmsnorm")  # kernels that may write the row they read
+_IN_PLACE = ("map1", "map2", "softmax", "layernorm", "rmsnorm", "rope")  # kernels that may write the row they read
 
 
 def _reuse_dying_inputs(ops: list[Op]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import NamedTuple
 
 from colibri.graph import Router, Shape
 from colibri.layouts import store
@@ -104,17 +105,25 @@ class Op:
         )
 
 
+class Part(NamedTuple):
+    """A tensor in one place, what it holds, and the name of that: of the constant in the expert it is of."""
+
+    tensor: Tensor
+    value: Weight
+    name: str
+
+
 @dataclass(frozen=True)
 class Section:
     """Weights that lie together in the file, the shared ones or one expert's: tensors with what they hold."""
 
     size: int = 0  # bytes, padding included
-    parts: tuple[tuple[Tensor, Weight], ...] = ()
+    parts: tuple[Part, ...] = ()
 
     def data(self) -> bytes:
         """Its bytes."""
         out = bytearray(self.size)
-        for tensor, value in self.parts:
+        for tensor, value, _ in self.parts:
             out[tensor.offset : tensor.offset + tensor.bytes] = store(value, tensor.layout)
         return bytes(out)
 

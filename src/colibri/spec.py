@@ -79,8 +79,12 @@ ERRORS: tuple[tuple[str, str], ...] = (
     ("UNSUPPORTED", "this system has no such service: read the model into memory and give that to colibri_init"),
     # language models'
     ("CONTEXT", "the text does not fit the model's context: rewind, or export with a longer one (--context)"),
-    ("TOKEN", "a token id is not in the model's vocabulary: encode the text with the model's own tokenizer"),
+    ("TOKEN", "a token id is not in the vocabulary: use the model's own tokenizer"),
     ("REWIND", "the positions to go back to are no longer in the cache: rewind to 0 and evaluate the text again"),
+    # the tokenizer's, colibri_tokenizer.h
+    ("TOKENIZER", "this is not a tokenizer.bin, or it is damaged: write or copy it again"),
+    ("SCRATCH", "the scratch memory is too small for this text: give it colibri_tokenizer_scratch() bytes"),
+    ("OUTPUT", "the output array is too small: give it room for as many elements as the count returned"),
 )
 
 
@@ -194,7 +198,7 @@ OP = _record(
     ("u32", "dims", 4, "sizes inside a row; linear: inputs, outputs; softmax, norms: size; reduce: outer, n, inner; "
      "embed: width; rope: size, turned; cache, attention: size of a key, of a value, key heads, positions; delay: width, "
      "steps, positions"),
-    ("u32", "sa", 4, "strides of a, in floats; for attention the window (0: none), then zeros"),
+    ("u32", "sa", 4, "strides of a, in floats; for cache, attention the window (0: none), then zeros"),
     ("u32", "sb", 4, "strides of b, in floats"),
     ("u32", "so", 4, "strides of out, in floats, row-major"),
     ("f32", "p0", 1, "alpha of the function, or eps, or the factor on attention's scores"),

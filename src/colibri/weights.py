@@ -129,13 +129,15 @@ class Deferred:
     """A weight of known shape and format that is read, and perhaps quantised, only when it is needed.
 
     `kind` is the type `load` gives, `entries` the residuals it stores (-1: it has none). What a model of many gigabytes
-    is made of: a graph holds it, and one weight at a time is in memory.
+    is made of: a graph holds it, and one weight at a time is in memory. `rows(start, stop)`, where there is one, gives
+    those rows of a matrix without residuals and reads no others, so that not even one weight need be whole in memory.
     """
 
     shape: tuple[int, ...]
     kind: type
     load: Callable[[], Loaded]
     entries: int = -1
+    rows: Callable[[int, int], Loaded] | None = None
 
 
 Loaded = Floats | StoredWeight
@@ -144,11 +146,27 @@ Weight = Loaded | Deferred
 
 def loaded(value: Weight) -> Loaded:
     """The weight itself; raises ExportError where what is read is not what was announced."""
-    if not isinstance(value, Deferred):
-        return value
-    found = value.load()
-    if (*kind_of(found), found.shape) != (*kind_of(value), value.shape):
-        raise ExportError(f"a weight of shape {found.shape} was read where {value.shape} was announced")
+    return _announced(value.load(), value, value.shape) if isinstance(value, Deferred) else value
+
+
+def take_rows(value: Weight, start: int, stop: int) -> Loaded:
+    """Rows `start` … `stop` of a matrix, residuals left out; raises ExportError like `loaded`."""
+    if isinstance(value, Deferred) and value.rows is not None:
+        return _announced(value.rows(start, stop), value, (stop - start, *value.shape[1:]))
+    value = loaded(value)
+    if isinstance(value, Fp16Weight):
+        return Fp16Weight(value.values[start:stop])
+    if isinstance(value, np.ndarray):
+        return value[start:stop]
+    if isinstance(value, Int8Weight):
+        return Int8Weight(value.q[start:stop], value.scale[start:stop])
+    return Int4Weight(value.q[start:stop], value.scale[start:stop])
+
+
+def _announced(found: Loaded, value: Deferred, shape: tuple[int, ...]) -> Loaded:
+    if (*kind_of(found), found.shape) != (*kind_of(value), shape):
+        raise ExportError(f"a {kind_of(found)[0]} of shape {found.shape} was read where a {kind_of(value)[0]} of shape "
+                          f"{shape} was announced")  # fmt: skip
     return found
 
 
@@ -179,7 +197,18 @@ def stack(a: Weight, b: Weight) -> Weight:
         entries, more = kind_of(a)[1], kind_of(b)[1]
         shape = (a.shape[0] + b.shape[0], *a.shape[1:])
         kind = a.kind if isinstance(a, Deferred) else type(a)
-        return Deferred(shape, kind, lambda: loaded(stack(loaded(a), loaded(b))), -1 if entries < 0 else entries + more)
+
+        def rows(start: int, stop: int) -> Loaded:
+            upper = a.shape[0]
+            if start >= upper:
+                return take_rows(b, start - upper, stop - upper)
+            if stop <= upper:
+                return take_rows(a, start, stop)
+            return loaded(stack(take_rows(a, start, upper), take_rows(b, 0, stop - upper)))
+
+        partly = entries < 0 and all(not isinstance(x, Deferred) or x.rows is not None for x in (a, b))
+        return Deferred(shape, kind, lambda: loaded(stack(loaded(a), loaded(b))), -1 if entries < 0 else entries + more,
+                        rows if partly and len(shape) == 2 else None)  # fmt: skip
 
     def both(name: str) -> Any:
         return np.concatenate([getattr(a, name), getattr(b, name)])

@@ -67,7 +67,7 @@ def test_experts_copied_to_ram_give_the_same_bits(tmp_path: Path) -> None:
             pytest.skip(f"{tool} is not installed")
     made, rows = firmware.export("int8")
     image, _ = firmware.link(made, rows, board, tmp_path, kind=DEBIAN, fast=[0, 2])
-    weights = [len(expert.data) for expert in made.program.experts]
+    weights = [expert.section.size for expert in made.program.experts]
     assert weights[0] + weights[2] <= elf.read(image).bytes_of(".fast") < sum(weights)
     assert {"expert_0", "expert_1", "expert_2"} == set(re.findall(r"expert_\d", (tmp_path / "experts.ld").read_text()))
     assert f"digest {firmware.expected_digest(made, rows):#010x}" in firmware.run(image, board)

@@ -5,30 +5,17 @@
 
 #include <cpuid.h>
 
-/* An operating system that saves these registers: 6 the 256-bit ones, 0xE6 the 512-bit ones too. */
-static int saves(unsigned registers)
+/* Whether the processor has F16C and these features of its leaf 7, and the operating system saves these registers: 6 the
+ * 256-bit ones, 0xE6 the 512-bit ones too. */
+static int has(unsigned registers, unsigned in_b, unsigned in_c)
 {
     unsigned a, b, c, d, low, high;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) {
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_F16C)) {
         return 0;
     }
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return (low & registers) == registers;
-}
-
-static int has_avx2(void)
-{
-    unsigned a, b, c, d;
-    return saves(6) && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
-           (b & bit_AVX2);
-}
-
-static int has_avx512(void)
-{
-    const unsigned need = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
-    unsigned a, b, c, d;
-    return has_avx2() && saves(0xE6) && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & need) == need &&
-           (c & bit_AVX512VNNI);
+    return (low & registers) == registers && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & in_b) == in_b &&
+           (c & in_c) == in_c;
 }
 
 #elif defined(CLB_NEON_DOT) && !defined(__ARM_FEATURE_DOTPROD)
@@ -45,10 +32,11 @@ static int has_dot(void)
 const clb_kernels *clb_kernels_at(uint32_t n)
 {
 #if defined(CLB_X86)
-    if (has_avx512() && n-- == 0) {
+    const unsigned wide = bit_AVX2 | bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+    if (has(0xE6, wide, bit_AVX512VNNI) && n-- == 0) {
         return &clb_kernels_avx512;
     }
-    if (has_avx2() && n-- == 0) {
+    if (has(6, bit_AVX2, 0) && n-- == 0) {
         return &clb_kernels_avx2;
     }
 #elif defined(CLB_NEON_DOT) && !defined(__ARM_FEATURE_DOTPROD)

@@ -5,13 +5,6 @@
 #include "../panel.h"
 #include "../vector.h"
 
-/* Where lanes are no vector, each has a register. */
-#if CLB_SCALAR
-#define ALL_LANES UNROLL for (uint32_t lane = 0; lane < CLB_LANES; ++lane)
-#else
-#define ALL_LANES for (uint32_t lane = 0; lane < CLB_LANES; ++lane)
-#endif
-
 /* Float rows: groups of 256 inputs are summed from +0, and the groups added in order. */
 #define FLOAT_PRODUCT(name, type, weight)                                                                              \
     OF_MATRIX void name(const uint8_t *matrix, size_t stride, uint32_t outputs, const clb_tile *tile, uint32_t cols,      \

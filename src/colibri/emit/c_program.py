@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from colibri import spec
+from colibri import layouts, spec
 from colibri.emit.c_text import comment
 from colibri.package import Package
 from colibri.program import Op, Program
@@ -20,6 +20,7 @@ _ENUMS = {"code": "op", "space": "space", "layout": "layout", "scope": "scope", 
           "normalize": "normalize", "group_rule": "group_rule", "apply": "apply", "before": "unary"}  # fmt: skip
 _SCORE_FUNCTIONS = [("exp",), ("sigmoid",), (), ("softplus", "sqrt"), ()]  # by `score` value: what routing.c calls
 _NO_TENSOR = ("w0", "w1", "w2")
+_SEQUENCE = ("embed", "rope", "cache", "attention", "delay")
 _FOLDED = (
     12  # operations; code for each alone is twice as fast as a shared walk, but takes some 0.4 KB more an operation
 )
@@ -49,7 +50,9 @@ def text(program: Program, package: Package, experts: Sequence[str]) -> str:
     samples = "1u" if program.max_batch == 1 else "samples"
     lines += ["CLB_WALK void program(uint32_t samples, clb_frame *frame)", "{",
               f"    AT_MOST(samples, {program.max_batch}u);", "    frame->tensors = tensors;",
-              *_calls(ops, range(len(program.ops)), samples, "    "), "}", ""]  # fmt: skip
+              *_calls(ops, range(program.tail_op), samples, "    "),
+              *(["    frame->first = frame->tail;"] if program.tail_op < len(program.ops) else []),
+              *_calls(ops, range(program.tail_op, len(program.ops)), samples, "    "), "}", ""]  # fmt: skip
     return "\n".join(lines)
 
 
@@ -64,6 +67,10 @@ def _used(package: Package) -> Iterable[tuple[str, set[int]]]:
         if op["code"] in (code["linear"], code["linear_q"]):
             name = "PRODUCTS" if op["code"] == code["linear"] else "PRODUCTS_Q"
             found[name].add(int(package.tensors[op["w0"]]["layout"]))
+        if op["code"] == code["attention"]:
+            found["PRODUCTS"].add(spec.LAYOUTS.index(layouts.CACHE_LAYOUTS[spec.ENUMS["cache"][op["func"]]]))
+            found["BINARY"].add(spec.ENUMS["binary"].index("add"))
+            unary.add(spec.ENUMS["unary"].index("exp"))
         if op["code"] == code["map2"]:
             found["BINARY"].add(int(op["func"]))
         if op["code"] in (code["linear"], code["linear_q"], code["map1"]):
@@ -109,6 +116,8 @@ def _calls(ops: Sequence[Op], numbers: Iterable[int], samples: str, indent: str)
         if op.code == "moe":
             m = op.layer
             call = f"clb_run_moe(&layers[{m}], &ops[{n}], routers[{m}], run_expert_{m}, {samples}, frame);"
+        elif op.code in _SEQUENCE:
+            call = f"clb_run_sequence(&ops[{n}], {samples}, frame);"
         elif op.code in ("linear", "linear_q"):
             call = f"clb_run_linear(&ops[{n}], {samples}, frame);"
         else:

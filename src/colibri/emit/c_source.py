@@ -46,16 +46,17 @@ PLAIN = Style()
 def files(program: Program, image: bytes, style: Style) -> dict[str, str]:
     """The texts of model.h and model.c, and with sections for experts of experts.ld, by file name."""
     package = parse(np.frombuffer(image, np.uint8), "model.bin")
-    texts = {"model.h": _header(program, package, style), "model.c": _source(program, package, style)}
+    texts = {"model.h": header(program, len(image), style), "model.c": _source(program, package, style)}
     if style.expert_sections:
         texts["experts.ld"] = _linker_lines(package)
     return texts
 
 
-def _header(program: Program, package: Package, style: Style) -> str:
+def header(program: Program, size: int, style: Style) -> str:
+    """The text of model.h for a model of `size` bytes."""
     name = style.prefix.upper()
     constants = {
-        "BYTES": (len(package.data), "flash the model takes"),
+        "BYTES": (size, "flash the model takes"),
         "CONTEXT_BYTES": (program.context_bytes, f"RAM a context takes: {style.prefix}_model_size()"),
         "MAX_BATCH": (program.max_batch, "largest batch_size"),
         "INPUT_SIZE": (program.input_floats, "floats of one input row"),
@@ -77,8 +78,8 @@ def _header(program: Program, package: Package, style: Style) -> str:
             end = offset + prod(shape) - 1
             lines.append(f"/* {kind} {comment(port)}: shape {list(shape)}, floats {offset} to {end} of a row */")
             offset = end + 1
-    size = "" if style.expert_sections else f"{name}_MODEL_BYTES"
-    lines += ["", f"extern const uint8_t {style.prefix}_model[{size}]; /* {spec.ALIGN_MODEL}-byte aligned */", ""]
+    length = "" if style.expert_sections else f"{name}_MODEL_BYTES"
+    lines += ["", f"extern const uint8_t {style.prefix}_model[{length}]; /* {spec.ALIGN_MODEL}-byte aligned */", ""]
     if style.prefix != "colibri":
         lines += ["/* As in colibri.h and colibri_inspect.h; in model.c compiled with COLIBRI_GENERATED. */",
                   *(declaration.format(p=style.prefix) for declaration in _FUNCTIONS), ""]  # fmt: skip

@@ -1,10 +1,15 @@
-"""Writes a planned program as model.bin; every record and enumeration comes from `colibri.spec`."""
+"""Writes a planned program as model.bin; every record and enumeration comes from `colibri.spec`.
+
+`arrange` says where everything lies, `head` gives all bytes but the weights'; `write` puts a file together in memory,
+`colibri.emit.stream` on disk.
+"""
 
 from __future__ import annotations
 
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -15,6 +20,48 @@ from colibri.certify import Golden
 from colibri.errors import ExportError
 from colibri.graph import Shape
 from colibri.program import Op, Operand, Program, Tensor
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Where everything lies in the file: known before any weight is read and before the certificate is computed."""
+
+    offsets: dict[str, int]  # of the parts of the metadata, in the order they lie
+    sizes: dict[str, int]
+    golden_rows: int
+    choices: int  # a golden row has
+    meta_bytes: int  # where the shared weights begin
+    places: tuple[int, ...]  # of the experts
+    total: int
+
+
+def arrange(
+    program: Program, golden_rows: int, info: Mapping[str, Any], expert_align: int = spec.ALIGN_EXPERT
+) -> Arrangement:
+    """Where everything of a planned program lies; raises ExportError where the alignment is none."""
+    if expert_align % spec.ALIGN_MODEL or expert_align <= 0:
+        raise ExportError(f"expert alignment {expert_align} is not a multiple of {spec.ALIGN_MODEL}")
+    choices = sum(layer.tokens * layer.router.k for layer in program.layers)
+    golden_bytes = spec.GOLDEN.bytes + 4 * program.input_floats + spec.align(2 * choices, 4)
+    sizes = {
+        "ports": (len(program.inputs) + len(program.outputs)) * spec.PORT.bytes,
+        "ops": (len(program.ops) + len(program.expert_ops)) * spec.OP.bytes,
+        "tensors": len(program.tensors) * spec.TENSOR.bytes,
+        "layers": len(program.layers) * spec.LAYER.bytes,
+        "experts": len(program.experts) * spec.EXPERT.bytes,
+        "golden": golden_rows * golden_bytes,
+        "info": len(_info(info)),
+    }
+    offsets, end = {}, spec.HEADER.bytes
+    for name, size in sizes.items():
+        offsets[name] = end
+        end = spec.align(end + size, 8)
+    meta_bytes = spec.align(end, spec.ALIGN_MODEL)
+    places, end = [], meta_bytes + program.shared.size
+    for expert in program.experts:
+        places.append(spec.align(end, expert_align) if expert.section.size else end)
+        end = places[-1] + spec.align(expert.section.size, spec.ALIGN_MODEL)
+    return Arrangement(offsets, sizes, golden_rows, choices, meta_bytes, tuple(places), end)
 
 
 def write(
@@ -28,64 +75,69 @@ def write(
 
     Raises ExportError where a field cannot hold its value.
     """
-    if expert_align % spec.ALIGN_MODEL or expert_align <= 0:
-        raise ExportError(f"expert alignment {expert_align} is not a multiple of {spec.ALIGN_MODEL}")
+    info = info or {}
+    at = arrange(program, len(golden), info, expert_align)
+    shared, weights = program.shared.data(), [expert.section.data() for expert in program.experts]
+    image = bytearray(at.total)
+    image[: at.meta_bytes] = head(
+        program, at, info, golden, frequencies, zlib.crc32(shared), list(map(zlib.crc32, weights))
+    )
+    for place, data in ((at.meta_bytes, shared), *zip(at.places, weights, strict=True)):
+        image[place : place + len(data)] = data
+    return bytes(image)
+
+
+def head(
+    program: Program,
+    at: Arrangement,
+    info: Mapping[str, Any],
+    golden: Sequence[Golden],
+    frequencies: Sequence[float],
+    shared_crc: int,
+    expert_crcs: Sequence[int],
+) -> bytes:
+    """Header and metadata: what lies in front of the weights, of which it takes the checksums only."""
     numbers = {tensor: n for n, tensor in enumerate(program.tensors)}
-    sections = {
+    shares = frequencies or [0.0] * len(program.experts)
+    rows = zip(at.places, expert_crcs, shares, strict=True)
+    parts = {
         "ports": np.concatenate([_ports(program.inputs), _ports(program.outputs)]).tobytes(),
         "ops": np.array([_op(op, numbers) for op in (*program.ops, *program.expert_ops)]).tobytes(),
-        "tensors": b"",
+        "tensors": b"".join(_tensor(t, at.meta_bytes) for t in program.tensors),
         "layers": b"".join(_layer(program, n) for n in range(len(program.layers))),
-        "experts": b"",
+        "experts": b"".join(_expert(program, n, *row) for n, row in enumerate(rows)),
         "golden": b"".join(map(_golden, golden)),
-        "info": json.dumps(dict(info or {}), sort_keys=True).encode(),
+        "info": _info(info),
     }
-    sizes = {name: len(data) for name, data in sections.items()}
-    sizes["tensors"] = len(program.tensors) * spec.TENSOR.bytes
-    sizes["experts"] = len(program.experts) * spec.EXPERT.bytes
-    offsets, end = {}, spec.HEADER.bytes
-    for name, size in sizes.items():
-        offsets[name] = end
-        end = spec.align(end + size, 8)
-    meta_bytes = spec.align(end, spec.ALIGN_MODEL)
-
-    places, end = [], meta_bytes + program.shared.size
-    for expert in program.experts:
-        places.append(spec.align(end, expert_align) if expert.section.size else end)
-        end = places[-1] + spec.align(expert.section.size, spec.ALIGN_MODEL)
-    image = bytearray(end)
-    shared, weights = program.shared.data(), [expert.section.data() for expert in program.experts]
-    sections["tensors"] = b"".join(_tensor(t, meta_bytes) for t in program.tensors)
-    shares = frequencies or [0.0] * len(program.experts)
-    sections["experts"] = b"".join(
-        _expert(program, n, place, weights[n], share) for n, (place, share) in enumerate(zip(places, shares, strict=True))
-    )
-    for name, data in sections.items():
-        assert len(data) == sizes[name]
-        image[offsets[name] : offsets[name] + len(data)] = data
-    for place, data in ((meta_bytes, shared), *zip(places, weights, strict=True)):
-        image[place : place + len(data)] = data
-
-    header = spec.HEADER.dtype
+    image = bytearray(at.meta_bytes)
+    for name, data in parts.items():
+        if len(data) != at.sizes[name]:
+            raise ExportError(f"the {name} take {len(data)} bytes, but {at.sizes[name]} were set aside: please report "
+                              "this model")  # fmt: skip
+        image[at.offsets[name] : at.offsets[name] + len(data)] = data
     values = {
         "magic": np.frombuffer(spec.MAGIC, np.uint8),
-        "version": spec.FORMAT_VERSION, "max_batch": program.max_batch, "total_bytes": len(image),
-        "meta_bytes": meta_bytes, "shared_bytes": len(shared), "context_bytes": program.context_bytes,
+        "version": spec.FORMAT_VERSION, "max_batch": program.max_batch, "total_bytes": at.total,
+        "meta_bytes": at.meta_bytes, "shared_bytes": program.shared.size, "context_bytes": program.context_bytes,
         "worst_macs": program.macs, "worst_bytes": program.weight_bytes,
         "input_floats": program.input_floats, "output_floats": program.output_floats,
         "inputs": len(program.inputs), "outputs": len(program.outputs),
         "ops": len(program.ops) + len(program.expert_ops), "main_ops": len(program.ops),
         "tensors": len(program.tensors), "layers": len(program.layers), "experts": len(program.experts),
-        "golden_rows": len(golden), "golden_bytes": sizes["golden"] // max(1, len(golden)),
-        "info_bytes": sizes["info"],
-        "meta_crc": zlib.crc32(image[spec.HEADER.bytes : meta_bytes]), "shared_crc": zlib.crc32(shared),
+        "golden_rows": at.golden_rows, "golden_bytes": at.sizes["golden"] // max(1, at.golden_rows),
+        "info_bytes": at.sizes["info"],
+        "meta_crc": zlib.crc32(image[spec.HEADER.bytes :]), "shared_crc": shared_crc,
         "context_tokens": program.context_tokens, "tail_op": program.tail_op,
-        **{f"{name}_offset": offset for name, offset in offsets.items()},
+        **{f"{name}_offset": offset for name, offset in at.offsets.items()},
     }  # fmt: skip
-    record = _fill(header, values)
+    record = _fill(spec.HEADER.dtype, values)
     record["header_crc"] = zlib.crc32(record.tobytes()[: spec.HEADER.bytes - 4])
     image[: spec.HEADER.bytes] = record.tobytes()
     return bytes(image)
+
+
+def _info(info: Mapping[str, Any]) -> bytes:
+    return json.dumps(dict(info), sort_keys=True).encode()
 
 
 def _fill(dtype: np.dtype[Any], values: Mapping[str, Any]) -> Any:
@@ -176,12 +228,12 @@ def _layer(program: Program, number: int) -> bytes:
     )  # fmt: skip
 
 
-def _expert(program: Program, number: int, place: int, data: bytes, frequency: float) -> bytes:
+def _expert(program: Program, number: int, place: int, crc: int, frequency: float) -> bytes:
     e = program.experts[number]
     return bytes(
         _fill(
             spec.EXPERT.dtype,
-            {"offset": place, "bytes": len(data), "macs": e.macs, "crc": zlib.crc32(data), "layer": e.layer,
+            {"offset": place, "bytes": e.section.size, "macs": e.macs, "crc": crc, "layer": e.layer,
              "first_op": len(program.ops) + e.first_op, "ops": e.ops, "index": e.index, "frequency": frequency},
         ).tobytes()
     )  # fmt: skip

@@ -77,7 +77,9 @@ class Stored:
             found = self.read(start, stop)
             return np.ascontiguousarray(found if then is None else then(found)).reshape(shape)
 
-        return Deferred(shape, np.ndarray, load)
+        plain = then is None and len(shape) == 2 and shape[1:] == self.shape[1:]
+        return Deferred(shape, np.ndarray, load,
+                        rows=(lambda first, end: self.read(start + first, start + end)) if plain else None)  # fmt: skip
 
 
 class Checkpoint:

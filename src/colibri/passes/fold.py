@@ -7,14 +7,20 @@ import numpy as np
 from colibri.graph import Array, Graph, Node
 from colibri.passes.rewrite import rebuild
 from colibri.reference.interpreter import run
+from colibri.weights import Deferred
 
 
 def fold_constants(graph: Graph) -> Graph:
-    """Nodes whose inputs are all constants become constants, computed by the reference interpreter."""
+    """Nodes whose inputs are all constants become constants, computed by the reference interpreter.
+
+    Weights that are read only when they are written stay out of it, here and in `fold_affine`.
+    """
 
     def rewrite(new: Graph, node: Node, names: dict[str, str]) -> str | None:
         inputs = [names[i] for i in node.inputs]
         if node.op == "moe" or not all(i in new.constants for i in inputs):
+            return None
+        if any(isinstance(new.constants[i], Deferred) for i in inputs):
             return None
         alone = Graph(node.output)
         trigger = alone.add_input("batch", (1,))  # gives the interpreter a batch of one; nothing reads it
@@ -46,8 +52,10 @@ def fold_affine(graph: Graph) -> Graph:
                 continue
             alone = len(readers[node.inputs[position]]) == 1 and node.inputs[position] not in graph.outputs
             weight = new.constants[before.inputs[1]]
+            if not isinstance(weight, np.ndarray) or isinstance(new.constants[other], Deferred):
+                continue
             row = _per_output(new.array(other), weight.shape[0])
-            if not alone or row is None or not isinstance(weight, np.ndarray):
+            if not alone or row is None:
                 continue
             bias = new.array(before.inputs[2]) if len(before.inputs) == 3 else np.zeros(len(weight), np.float32)
             if func in ("mul", "div"):

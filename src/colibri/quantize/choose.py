@@ -141,7 +141,7 @@ def _tensors(graph: Graph, rows: Sequence[Array] | None) -> list[_Tensor]:
     trace = Trace()
     if rows is not None:
         run(graph, rows, trace)
-    routers = _routers(graph)
+    routers = router_linears(graph)
     tensors = [*_weights(graph, ("", -1), trace.values, routers)]
     for layer, node in enumerate(graph.moe_nodes()):
         tokens = np.zeros((0, graph.shapes[node.inputs[0]][-1]), np.float32)
@@ -172,7 +172,7 @@ def _weights(graph: Graph, where: tuple[str, int], values: Mapping[str, Array], 
         yield _Tensor((*where, name), matrix, kept, np.concatenate(seen) if seen and len(seen[0]) else None)
 
 
-def _routers(graph: Graph) -> set[str]:
+def router_linears(graph: Graph) -> set[str]:
     """Outputs of the linears that are routers: what only logits depend on, and whatever gives logits directly."""
     producers = graph.producers()
     useful, direct = set(graph.outputs), {node.inputs[1] for node in graph.moe_nodes()}

@@ -111,7 +111,7 @@ def flips(model: Model, reference: Model, inputs: Sequence[Any]) -> list[LayerFl
     if len(ours.layers) != len(theirs.layers) or ports[0] != ports[1]:
         raise ColibriError(f"{ours.path} and {theirs.path} are not exports of one model: they have {len(ours.layers)} "
                            f"and {len(theirs.layers)} MoE layers, and inputs {ports[0]} and {ports[1]}")  # fmt: skip
-    before, after = reference.logits(*inputs), model.routes(*inputs)
+    before, after = reference.router_logits(*inputs), model.routes(*inputs)
     found = []
     for n, ((first, logits), second) in enumerate(zip(before, after, strict=True)):
         old, new = theirs.numbers(n), ours.numbers(n)

@@ -1,0 +1,51 @@
+/* Colibri, optional: language models by tokens. Of a model whose context (ctx->context_tokens) is not 0, an input row is a
+ * token's id and an output row its logits; a context holds one text, of which ctx->position tokens have been evaluated.
+ *
+ *     colibri_lm_evaluate(ctx, prompt, count, logits);              // logits: ctx->output_size floats
+ *     colibri_sampler_t sampler = {.temperature = 0.8f, .top_p = 0.9f, .seed = 1};
+ *     int32_t token = colibri_lm_sample(&sampler, logits, (int)ctx->output_size, scratch);
+ *
+ * No heap, no system call; the same tokens on every target. */
+#ifndef COLIBRI_LM_H
+#define COLIBRI_LM_H
+
+#include "colibri.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Append `count` tokens to the text and give the logits of the last one.
+ *   tokens  ids, 0 … vocabulary - 1
+ *   count   at least 1; any number that fits the context: they run in chunks of ctx->max_batch
+ *   logits  float32, ctx->output_size of them
+ * Returns an enum colibri_error. On COLIBRI_ERR_NULL, _BATCH (no token), _TOKEN and _CONTEXT nothing has been evaluated. */
+COLIBRI_API int colibri_lm_evaluate(colibri_context_t *ctx, const int32_t *tokens, int count, float *logits);
+
+/* Take the text back to its first `position` tokens, 0 … ctx->position. Layers with a sliding window keep only what they
+ * still need: going back further than their cache reaches is COLIBRI_ERR_REWIND, and nothing has changed. */
+COLIBRI_API int colibri_lm_rewind(colibri_context_t *ctx, int position);
+
+/* How the next token is drawn. Filters apply in the order of the fields; a zero leaves one out. */
+typedef struct colibri_sampler {
+    const int32_t *history;   /* tokens that count as seen, or NULL */
+    int history_count;
+    float repetition_penalty; /* logits of seen tokens are divided by it where positive, multiplied where negative */
+    float temperature;        /* logits are divided by it; 0: the largest wins, and nothing below has any effect */
+    int top_k;                /* of all tokens the k likeliest */
+    float top_p;              /* of those the likeliest that make up this share */
+    float min_p;              /* of those the ones at least this likely, compared with the likeliest */
+    uint64_t seed;            /* the state of the generator: each draw moves it on */
+} colibri_sampler_t;
+
+/* Draw a token.
+ *   logits      float32 (vocabulary), overwritten; a NaN is never drawn
+ *   scratch     int32 (vocabulary)
+ * Returns its id; the lowest of equally likely ones comes first. */
+COLIBRI_API int32_t colibri_lm_sample(colibri_sampler_t *sampler, float *logits, int vocabulary, int32_t *scratch);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,189 @@
+/* colibri_lm.h: tokens through a context, and the next one drawn. */
+#include "colibri_lm.h"
+
+#include "internal.h"
+
+enum { CHUNK = 512 }; /* ids converted at once */
+
+int colibri_lm_evaluate(colibri_context_t *ctx, const int32_t *tokens, int count, float *logits)
+{
+    if (ctx == NULL || ctx->model == NULL || tokens == NULL || logits == NULL) {
+        return COLIBRI_ERR_NULL;
+    }
+    if (count < 1) {
+        return COLIBRI_ERR_BATCH;
+    }
+    if (ctx->position > ctx->context_tokens || (uint32_t)count > ctx->context_tokens - ctx->position) {
+        return COLIBRI_ERR_CONTEXT;
+    }
+    for (int i = 0; i < count; ++i) {
+        if (tokens[i] < 0 || (uint32_t)tokens[i] >= ctx->output_size) {
+            return COLIBRI_ERR_TOKEN;
+        }
+    }
+    const int32_t tail = ctx->tail;
+    ctx->tail = 1;
+    ctx->status = COLIBRI_OK;
+    for (int at = 0; at < count && ctx->status == COLIBRI_OK;) {
+        const int most = ctx->max_batch < CHUNK ? ctx->max_batch : CHUNK, n = count - at < most ? count - at : most;
+        float ids[CHUNK];
+        for (int i = 0; i < n; ++i) {
+            ids[i] = (float)tokens[at + i];
+        }
+        colibri_forward(ctx, ids, logits, n);
+        at += n;
+    }
+    ctx->tail = tail;
+    return ctx->status;
+}
+
+/* Whether an operation still has all that a token at `position` looks at, when the text ends at `end`. */
+static int reaches(const clb_op *op, uint32_t position, uint32_t end)
+{
+    if (op->code == CLB_OP_DELAY) {
+        return position < op->dims[1] ? end <= op->dims[2] : end - (position - op->dims[1]) <= op->dims[2];
+    }
+    if (op->code == CLB_OP_ATTENTION && end > 0) {
+        const uint32_t window = op->sa[0], first = window == 0 || position < window ? 0 : position + 1 - window;
+        return (end - 1) / CLB_PAGE - first / CLB_PAGE < op->dims[3] / CLB_PAGE;
+    }
+    return 1;
+}
+
+int colibri_lm_rewind(colibri_context_t *ctx, int position)
+{
+    if (ctx == NULL || ctx->model == NULL) {
+        return COLIBRI_ERR_NULL;
+    }
+    const uint32_t to = (uint32_t)position;
+    if (position < 0 || to > ctx->position) {
+        return COLIBRI_ERR_REWIND;
+    }
+    const clb_header *header = (const clb_header *)(const void *)ctx->model;
+    const clb_op *ops = (const clb_op *)(const void *)(ctx->model + header->ops_offset);
+    for (uint32_t n = 0; n < header->main_ops && to > 0; ++n) {
+        if (!reaches(&ops[n], to, ctx->position)) {
+            return COLIBRI_ERR_REWIND;
+        }
+    }
+    ctx->position = to;
+    return COLIBRI_OK;
+}
+
+/* --- sampling --- */
+
+/* Whether token a comes before token b: likelier, or the lower of two equally likely. */
+static int before(const float *weights, int32_t a, int32_t b)
+{
+    return weights[a] > weights[b] || (weights[a] == weights[b] && a < b);
+}
+
+/* The heap's root moves down to its place among `n`. */
+static void sift(const float *weights, int32_t *heap, int n, int at)
+{
+    const int32_t moved = heap[at];
+    for (int child; (child = 2 * at + 1) < n; at = child) {
+        child += child + 1 < n && before(weights, heap[child + 1], heap[child]);
+        if (!before(weights, heap[child], moved)) {
+            break;
+        }
+        heap[at] = heap[child];
+    }
+    heap[at] = moved;
+}
+
+/* Tokens by weight: the `taken` first lie at the heap's end, backwards. */
+typedef struct {
+    const float *weights;
+    int32_t *heap;
+    int n, taken;
+} order;
+
+static int32_t token_at(order *o, int place)
+{
+    while (o->taken <= place) {
+        const int last = o->n - ++o->taken;
+        const int32_t top = o->heap[0];
+        o->heap[0] = o->heap[last];
+        o->heap[last] = top;
+        if (last > 0) {
+            sift(o->weights, o->heap, last, 0);
+        }
+    }
+    return o->heap[o->n - 1 - place];
+}
+
+/* 24 bits of SplitMix64 (Steele et al. 2014), as a number from 0 to below 1. */
+static float uniform(uint64_t *state)
+{
+    uint64_t z = *state += 0x9E3779B97F4A7C15u;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return (float)((z ^ z >> 31) >> 40) * 0x1p-24f;
+}
+
+static void penalise(const colibri_sampler_t *s, float *logits, int n, int32_t *seen)
+{
+    memset(seen, 0, (size_t)n * sizeof *seen);
+    for (int i = 0; s->history != NULL && i < s->history_count; ++i) {
+        const int32_t id = s->history[i];
+        if (id >= 0 && id < n && !seen[id]) {
+            seen[id] = 1;
+            logits[id] = logits[id] > 0.0f ? logits[id] / s->repetition_penalty : logits[id] * s->repetition_penalty;
+        }
+    }
+}
+
+int32_t colibri_lm_sample(colibri_sampler_t *s, float *logits, int n, int32_t *scratch)
+{
+    if (s->repetition_penalty > 0.0f && s->repetition_penalty != 1.0f) {
+        penalise(s, logits, n, scratch);
+    }
+    int32_t best = 0;
+    for (int32_t i = 1; i < n; ++i) {
+        best = logits[i] > logits[best] || logits[best] != logits[best] ? i : best;
+    }
+    if (!(s->temperature > 0.0f)) {
+        return best;
+    }
+    const float largest = logits[best];
+    float *weights = logits, lanes[CLB_LANES] = {0}, total;
+    for (int32_t i = 0; i < n; ++i) {
+        const float weight = i == best ? 1.0f : clb_exp((logits[i] - largest) / s->temperature);
+        weights[i] = weight >= 0.0f ? weight : 0.0f; /* a NaN */
+        lanes[i % CLB_LANES] += weights[i];
+        scratch[i] = i;
+    }
+    order o = {.weights = weights, .heap = scratch, .n = n};
+    for (int i = n / 2; i-- > 0;) {
+        sift(weights, scratch, n, i);
+    }
+    int kept = n;
+    total = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+    if (s->top_k > 0 && s->top_k < n) {
+        kept = s->top_k;
+        total = 0.0f;
+        for (int i = 0; i < kept; ++i) {
+            total += weights[token_at(&o, i)];
+        }
+    }
+    if ((s->top_p > 0.0f && s->top_p < 1.0f) || s->min_p > 0.0f) {
+        const float share = s->top_p > 0.0f && s->top_p < 1.0f ? s->top_p * total : clb_inf();
+        float sum = 0.0f;
+        int i = 0;
+        for (; i < kept && sum < share && weights[token_at(&o, i)] >= s->min_p; ++i) {
+            sum += weights[token_at(&o, i)];
+        }
+        kept = i > 0 ? i : 1; /* the likeliest always stays */
+        total = i > 0 ? sum : 1.0f;
+    }
+    const float drawn = uniform(&s->seed) * total;
+    float sum = 0.0f;
+    for (int i = 0; i < kept - 1; ++i) {
+        sum += weights[token_at(&o, i)];
+        if (sum > drawn) {
+            return token_at(&o, i);
+        }
+    }
+    return token_at(&o, kept - 1);
+}

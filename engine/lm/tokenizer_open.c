@@ -1,0 +1,233 @@
+/* Opens tokenizer.bin: proves that no number in it leads outside it, so that nothing after needs to ask. */
+#include "tokenizer.h"
+
+#include "internal.h"
+
+typedef struct {
+    const uint8_t *base;
+    uint64_t at, size; /* at may pass size, and then nothing is read */
+} reader;
+
+/* The next section, at a multiple of 8 bytes. */
+static const void *section(reader *r, uint64_t count, uint64_t bytes)
+{
+    const uint8_t *found = r->base + (r->at < r->size ? r->at : r->size);
+    r->at += (count * bytes + 7) / 8 * 8;
+    return found;
+}
+
+/* Whether all `count` numbers are less than `limit`, or NONE where that is allowed. */
+static int below(const uint32_t *numbers, uint64_t count, uint32_t limit, int or_none)
+{
+    for (uint64_t n = 0; n < count; ++n) {
+        if (numbers[n] >= limit && !(or_none && numbers[n] == CLB_NONE)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int bytes_below(const uint8_t *numbers, uint64_t count, uint32_t limit)
+{
+    for (uint64_t n = 0; n < count; ++n) {
+        if (numbers[n] >= limit) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int is_character(uint32_t c)
+{
+    return c < 0xD800 || (c > 0xDFFF && c <= 0x10FFFF);
+}
+
+static int header_fits(const clb_tok_header *h)
+{
+    const uint32_t probes = 255;
+    return h->flags < 256 && h->vocab >= 1 && h->vocab < 1u << 24 && h->longest <= h->text_bytes && h->hash_slots >= 1 &&
+           h->hash_slots < 1u << 26 && h->hash_probes <= probes && h->merge_slots >= 1 && h->merge_slots < 1u << 26 &&
+           h->merge_probes <= probes && h->before <= 64 && h->after <= 64 && h->eos <= 4096 &&
+           (h->bos < h->vocab || h->bos == CLB_NONE) && h->nodes < 1u << 24 && h->raw_nodes <= 256 &&
+           h->normal_nodes <= 256 && h->added_bytes <= 255 && h->classes >= 1 && h->classes <= 255 && h->blocks >= 1 &&
+           h->blocks <= 256 && h->stages <= MOST_STAGES && h->entries < 1u << 24 && h->nfc_blocks <= 256 &&
+           h->nfc_records <= 65536 && h->nfc_points < 1u << 20 && h->nfc_pairs < 1u << 20 &&
+           (!(h->flags & NFC) || (h->nfc_blocks >= 1 && h->nfc_records >= 1));
+}
+
+static int tokens_fit(const clb_tokenizer *t)
+{
+    const clb_tok_header *h = t->head;
+    for (uint32_t n = 0; n < h->vocab; ++n) {
+        if (t->starts[n] > t->starts[n + 1]) {
+            return 0;
+        }
+    }
+    if (t->starts[0] != 0 || t->starts[h->vocab] != h->text_bytes) {
+        return 0;
+    }
+    for (uint32_t n = 0; n < h->merge_slots + h->merge_probes; ++n) {
+        const clb_tok_merge *m = &t->merges[n];
+        if (m->left != CLB_NONE && (m->result >= h->vocab || m->rank == CLB_NONE)) {
+            return 0;
+        }
+    }
+    return below(t->hash, h->hash_slots + h->hash_probes, h->vocab, 1) && below(t->byte_ids, 256, h->vocab, 0) &&
+           below(t->before, h->before + h->after + h->eos, h->vocab, 0);
+}
+
+static int trie_fits(const clb_tokenizer *t)
+{
+    const clb_tok_header *h = t->head;
+    for (uint32_t n = 0; n < h->nodes; ++n) {
+        const clb_tok_node *node = &t->nodes[n];
+        if (node->first > h->nodes || node->count > h->nodes - node->first ||
+            (node->token >= h->vocab && node->token != CLB_NONE)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int patterns_fit(clb_tokenizer *t, const uint16_t *entries)
+{
+    const clb_tok_header *h = t->head;
+    uint64_t used = 0;
+    for (uint32_t n = 0; n < h->stages; ++n) {
+        const uint64_t states = t->stages[n].states, count = states * (h->classes + 1);
+        if (states < 2 || states > MATCHED || t->stages[n].keep > DROP_GAPS || count > h->entries - used) {
+            return 0;
+        }
+        t->tables[n] = entries + used;
+        for (uint64_t i = 0; i < count; ++i) {
+            if ((t->tables[n][i] & ~MATCHED) >= states) {
+                return 0;
+            }
+        }
+        used += count;
+    }
+    return bytes_below(t->class_index, BLOCK_INDEX, h->blocks) &&
+           bytes_below(t->class_blocks, (uint64_t)h->blocks * 256, h->classes);
+}
+
+static int nfc_fits(const clb_tokenizer *t)
+{
+    const clb_tok_header *h = t->head;
+    if (!(h->flags & NFC)) {
+        return 1;
+    }
+    for (uint32_t n = 0; n < h->nfc_blocks * 256; ++n) {
+        if (t->nfc_blocks[n] >= h->nfc_records) {
+            return 0;
+        }
+    }
+    for (uint32_t n = 0; n < h->nfc_records; ++n) {
+        const clb_tok_record *r = &t->records[n];
+        if (r->order > MOST_ORDER || r->count > MOST_PARTS || r->first > h->nfc_points ||
+            r->count > h->nfc_points - r->first) {
+            return 0;
+        }
+    }
+    for (uint32_t n = 0; n < h->nfc_points; ++n) {
+        if (!is_character(t->points[n])) {
+            return 0;
+        }
+    }
+    for (uint32_t n = 0; n < h->nfc_pairs; ++n) {
+        if (!is_character(t->pairs[n].whole)) {
+            return 0;
+        }
+    }
+    return bytes_below(t->nfc_index, BLOCK_INDEX, h->nfc_blocks);
+}
+
+static void find_beginnings(clb_tokenizer *t)
+{
+    for (uint32_t n = 0; n < t->head->raw_nodes + t->head->normal_nodes; ++n) {
+        uint8_t *bits = t->begins[n >= t->head->raw_nodes];
+        bits[t->nodes[n].byte >> 3] |= (uint8_t)(1u << (t->nodes[n].byte & 7));
+    }
+}
+
+static int open_file(clb_tokenizer *t, const uint8_t *file, size_t size)
+{
+    const union {
+        uint32_t number;
+        uint8_t bytes[4];
+    } one = {1};
+    const clb_tok_header *h = (const clb_tok_header *)(const void *)file;
+    if (one.bytes[0] != 1) {
+        return COLIBRI_ERR_BIG_ENDIAN;
+    }
+    if ((uintptr_t)file % CLB_ALIGN_MODEL != 0) {
+        return COLIBRI_ERR_MISALIGNED;
+    }
+    if (size < sizeof *h) {
+        return COLIBRI_ERR_TRUNCATED;
+    }
+    if (memcmp(h->magic, "CLBTOKEN", 8) != 0) {
+        return COLIBRI_ERR_TOKENIZER;
+    }
+    if (h->version != 1) {
+        return COLIBRI_ERR_VERSION;
+    }
+    if (clb_crc32(file, sizeof *h - sizeof h->header_crc) != h->header_crc || h->total_bytes < sizeof *h) {
+        return COLIBRI_ERR_TOKENIZER;
+    }
+    if (size < h->total_bytes) {
+        return COLIBRI_ERR_TRUNCATED;
+    }
+    if (clb_crc32(file + sizeof *h, h->total_bytes - sizeof *h) != h->body_crc) {
+        return COLIBRI_ERR_CHECKSUM;
+    }
+    if (!header_fits(h)) {
+        return COLIBRI_ERR_TOKENIZER;
+    }
+    reader r = {file, sizeof *h, h->total_bytes};
+    t->starts = section(&r, (uint64_t)h->vocab + 1, 4);
+    t->kinds = section(&r, h->vocab, 1);
+    t->bytes = section(&r, h->text_bytes, 1);
+    t->hash = section(&r, h->hash_slots + h->hash_probes, 4);
+    t->merges = section(&r, h->merge_slots + h->merge_probes, sizeof(clb_tok_merge));
+    t->byte_ids = section(&r, 256, 4);
+    t->before = section(&r, h->before + h->after + h->eos, 4);
+    t->nodes = section(&r, h->nodes, sizeof(clb_tok_node));
+    t->class_index = section(&r, BLOCK_INDEX, 1);
+    t->class_blocks = section(&r, (uint64_t)h->blocks * 256, 1);
+    t->words = section(&r, 256, 1);
+    t->stages = section(&r, h->stages, sizeof(clb_tok_stage));
+    const uint16_t *entries = section(&r, h->entries, 2);
+    if (h->flags & NFC) {
+        t->nfc_index = section(&r, BLOCK_INDEX, 1);
+        t->nfc_blocks = section(&r, (uint64_t)h->nfc_blocks * 256, 2);
+        t->records = section(&r, h->nfc_records, sizeof(clb_tok_record));
+        t->points = section(&r, h->nfc_points, 4);
+        t->pairs = section(&r, h->nfc_pairs, sizeof(clb_tok_pair));
+    }
+    if (r.at != r.size || h->raw_nodes + h->normal_nodes > h->nodes) {
+        return COLIBRI_ERR_TOKENIZER;
+    }
+    t->head = h;
+    if (!tokens_fit(t) || !trie_fits(t) || !patterns_fit(t, entries) || !nfc_fits(t)) {
+        return COLIBRI_ERR_TOKENIZER;
+    }
+    t->after = t->before + h->before;
+    t->eos = t->after + h->after;
+    t->ascii = t->class_blocks + (uint32_t)t->class_index[0] * 256;
+    find_beginnings(t);
+    return COLIBRI_OK;
+}
+
+int colibri_tokenizer_open(colibri_tokenizer_t *tokenizer, const uint8_t *tokenizer_bin, size_t size)
+{
+    if (tokenizer == NULL || tokenizer_bin == NULL) {
+        return COLIBRI_ERR_NULL;
+    }
+    clb_tokenizer *t = (clb_tokenizer *)(void *)tokenizer;
+    memset(tokenizer, 0, sizeof *tokenizer);
+    const int error = open_file(t, tokenizer_bin, size);
+    if (error != COLIBRI_OK) {
+        memset(tokenizer, 0, sizeof *tokenizer);
+    }
+    return error;
+}

@@ -1,0 +1,351 @@
+/* Language models: operations that know their token's position, or look at those before it. What is kept from one run to
+ * the next lies in the context block, at an operation's `work`.
+ *
+ * Keys and values are kept in pages of CLB_PAGE positions, for each key head by itself, as matrices of the layouts
+ * products know: of the keys a row is a position, of the values a column is, so that scores and their weighted sum are
+ * matrix products. Positions take the pages in turn. */
+#include "internal.h"
+
+enum { PAGE_BLOCKS = CLB_PAGE / CLB_LANES };
+
+/* The pages of one operation. */
+typedef struct {
+    uint8_t *at;
+    uint32_t layout, key, value, heads, pages;
+    size_t key_stride, value_stride, page; /* bytes of a block of 8 keys, of 8 elements of the values, of a page */
+} cache;
+
+CLB_INTERNAL uint32_t clb_cache_layout(uint32_t format)
+{
+    return format == CLB_CACHE_FP32 ? CLB_LAYOUT_ROWS8_F32 : format == CLB_CACHE_FP16 ? CLB_LAYOUT_ROWS8_F16
+                                                                                    : CLB_LAYOUT_ROWS8_I8;
+}
+
+CLB_INTERNAL uint64_t clb_page_bytes(uint32_t format, uint32_t key, uint32_t value)
+{
+    const uint32_t layout = clb_cache_layout(format);
+    return (uint64_t)PAGE_BLOCKS * clb_block_bytes(layout, key) +
+           (uint64_t)clb_ceil(value, CLB_LANES) * clb_block_bytes(layout, CLB_PAGE) +
+           (format == CLB_CACHE_INT8 ? CLB_PAGE * sizeof(float) : 0);
+}
+
+CLB_STATIC_WALK cache cache_of(const clb_op *op, const clb_frame *frame)
+{
+    const uint32_t layout = clb_cache_layout(op->func);
+    return (cache){.at = frame->arena + op->work.offset, .layout = layout, .key = op->dims[0], .value = op->dims[1],
+                   .heads = op->dims[2], .pages = op->dims[3] / CLB_PAGE, .key_stride = clb_block_bytes(layout, op->dims[0]),
+                   .value_stride = clb_block_bytes(layout, CLB_PAGE),
+                   .page = (size_t)clb_page_bytes(op->func, op->dims[0], op->dims[1])};
+}
+
+static uint8_t *keys_at(const cache *c, uint32_t head, uint32_t page)
+{
+    return c->at + ((size_t)head * c->pages + page % c->pages) * c->page;
+}
+
+static uint8_t *values_at(const cache *c, uint8_t *page)
+{
+    return page + PAGE_BLOCKS * c->key_stride;
+}
+
+/* The scales of a page's values, a number a position: int8 only. */
+static float *scales_at(const cache *c, uint8_t *page)
+{
+    return (float *)(void *)(page + c->page - CLB_PAGE * sizeof(float));
+}
+
+/* Element (row, col) of a matrix. */
+static void put(uint32_t layout, uint8_t *blocks, size_t stride, uint32_t row, uint32_t col, float x)
+{
+    uint8_t *block = blocks + row / CLB_LANES * stride;
+    const uint32_t lane = row % CLB_LANES, at = col * CLB_LANES + lane;
+    if (layout == CLB_LAYOUT_ROWS8_F32) {
+        ((float *)(void *)block)[at] = x;
+    } else if (layout == CLB_LAYOUT_ROWS8_F16) {
+        ((uint16_t *)(void *)block)[at] = clb_to_half(x);
+    } else {
+        ((int8_t *)block)[(CLB_LANES + col / 4 * CLB_LANES + lane) * 4 + col % 4] = (int8_t)x;
+    }
+}
+
+/* The factor that makes a row's elements integers within ±127, and the scale that undoes it. */
+static float scale_row(const float *x, uint32_t n, float *scale)
+{
+    float most = -clb_inf();
+    for (uint32_t i = 0; i < n; ++i) {
+        most = clb_abs(x[i]) > most ? clb_abs(x[i]) : most;
+    }
+    *scale = most / 127.0f;
+    return most > 0.0f && most < clb_inf() ? 127.0f / most : 0.0f;
+}
+
+static float whole(float x)
+{
+    return clb_abs(x) < 127.5f ? (x + 0x1.8p+23f) - 0x1.8p+23f : 0.0f;
+}
+
+CLB_STATIC_WALK void store_row(const cache *c, uint8_t *page, uint32_t slot, const float *key, const float *value)
+{
+    float factor[2], scale[2];
+    if (c->layout == CLB_LAYOUT_ROWS8_I8) {
+        factor[0] = scale_row(key, c->key, &scale[0]);
+        factor[1] = scale_row(value, c->value, &scale[1]);
+        ((float *)(void *)(page + slot / CLB_LANES * c->key_stride))[slot % CLB_LANES] = scale[0];
+        scales_at(c, page)[slot] = scale[1];
+    }
+    for (uint32_t i = 0; i < c->key; ++i) {
+        put(c->layout, page, c->key_stride, slot, i, c->layout == CLB_LAYOUT_ROWS8_I8 ? whole(key[i] * factor[0]) : key[i]);
+    }
+    for (uint32_t i = 0; i < c->value; ++i) {
+        put(c->layout, values_at(c, page), c->value_stride, i, slot,
+            c->layout == CLB_LAYOUT_ROWS8_I8 ? whole(value[i] * factor[1]) : value[i]);
+    }
+}
+
+CLB_STATIC_WALK void run_cache(const clb_op *op, uint32_t samples, const clb_frame *frame)
+{
+    const cache c = cache_of(op, frame);
+    for (uint32_t s = 0; s < samples; ++s) {
+        const uint32_t position = frame->position + s;
+        for (uint32_t head = 0; head < c.heads; ++head) {
+            store_row(&c, keys_at(&c, head, position / CLB_PAGE), position % CLB_PAGE,
+                      clb_locate(&op->a, frame, NULL, s, head), clb_locate(&op->b, frame, NULL, s, head));
+        }
+    }
+}
+
+/* The first position a token at `last` sees. */
+static uint32_t first_seen(const clb_op *op, uint32_t last)
+{
+    const uint32_t window = op->sa[0];
+    return window == 0 || last < window ? 0 : last + 1 - window;
+}
+
+/* A tile of queries of one key head, a row each: token after token, of each the heads that share the key head. */
+typedef struct {
+    const clb_op *op;
+    const clb_frame *frame;
+    cache c;
+    const float *sinks; /* NULL: none */
+    uint32_t samples, group, tiles; /* tiles: of a key head */
+} attention;
+
+typedef struct {
+    const float *q;
+    float *out, best, sum; /* the largest score so far; the sum of exp(score - best) */
+    uint32_t last;         /* its token's position */
+} query;
+
+/* Scores of a row as the weights of their values. */
+CLB_STATIC_WALK void weigh(const attention *t, query *row, float *w, uint32_t start, uint32_t count)
+{
+    const float factor = t->op->p0, cap = t->op->p1;
+    const uint32_t begin = first_seen(t->op, row->last);
+    float most[CLB_LANES], best = row->best;
+    for (uint32_t i = 0; i < CLB_LANES; ++i) {
+        most[i] = best;
+    }
+    for (uint32_t j = 0; j < count; ++j) {
+        w[j] *= factor;
+    }
+    for (uint32_t j = 0; cap != 0.0f && j < count; ++j) {
+        w[j] = clb_tanh(w[j] / cap) * cap;
+    }
+    for (uint32_t j = 0; j < count && start + j < begin; ++j) {
+        w[j] = -clb_inf();
+    }
+    for (uint32_t j = count; j % CLB_LANES != 0; ++j) {
+        w[j] = -clb_inf();
+    }
+    for (uint32_t j = 0; j < count; j += CLB_LANES) {
+        for (uint32_t i = 0; i < CLB_LANES; ++i) {
+            most[i] = w[j + i] > most[i] ? w[j + i] : most[i];
+        }
+    }
+    for (uint32_t i = 0; i < CLB_LANES; ++i) {
+        best = most[i] > best ? most[i] : best;
+    }
+    CLB_KERNELS(t->frame->ctx)->unary(CLB_UNARY_EXP, best, 0.0f, w, w, count);
+    const float kept = clb_exp(row->best - best);
+    row->sum = row->sum * kept + clb_lane_sum(w, 1, count);
+    row->best = best;
+    for (uint32_t j = 0; kept != 1.0f && j < t->c.value; ++j) {
+        row->out[j] *= kept;
+    }
+}
+
+/* Some rows of a tile look at the first `count` positions of a page. */
+CLB_STATIC_WALK void look(const attention *t, query *rows, uint32_t n, uint32_t page, uint8_t *keys, uint32_t count)
+{
+    const cache *c = &t->c;
+    const clb_kernels *kernels = CLB_KERNELS(t->frame->ctx);
+    const int scaled = c->layout == CLB_LAYOUT_ROWS8_I8;
+    float weights[CLB_TILE][CLB_PAGE], part[CLB_TILE][CLB_WIDTH];
+    clb_tile tile = {.rows = n, .kernels = kernels};
+    for (uint32_t i = 0; i < n; ++i) {
+        tile.a[i] = rows[i].q;
+        tile.out[i] = weights[i];
+    }
+    clb_pad_tile(&tile);
+    clb_matrix m = {.blocks = keys, .stride = c->key_stride, .layout = c->layout, .cols = c->key, .outputs = count,
+                    .scaled = scaled, .from_bias = !scaled};
+    for (uint32_t at = 0, blocks = clb_ceil(count, CLB_LANES); at < blocks; at += CLB_PANEL) {
+        kernels->panel(&m, &tile, at, clb_min(blocks - at, CLB_PANEL));
+    }
+    for (uint32_t i = 0; i < n; ++i) {
+        weigh(t, &rows[i], weights[i], page * CLB_PAGE, count);
+        for (uint32_t j = 0; scaled && j < count; ++j) {
+            weights[i][j] *= scales_at(c, keys)[j];
+        }
+        tile.a[i] = weights[i];
+        tile.out[i] = part[i];
+    }
+    clb_pad_tile(&tile);
+    m.stride = c->value_stride;
+    m.cols = count;
+    m.scaled = 0;
+    m.from_bias = 1;
+    for (uint32_t at = 0; at < c->value; at += CLB_WIDTH) {
+        m.blocks = values_at(c, keys) + at / CLB_LANES * c->value_stride;
+        m.outputs = clb_min(c->value - at, CLB_WIDTH);
+        kernels->panel(&m, &tile, 0, clb_ceil(m.outputs, CLB_LANES));
+        for (uint32_t i = 0; i < n; ++i) {
+            kernels->binary(CLB_BINARY_ADD, rows[i].out + at, part[i], rows[i].out + at, m.outputs);
+        }
+    }
+}
+
+/* Task `index`: one tile. Where several rows see a whole page, they look at it together. */
+CLB_STATIC_WALK void attend(void *arg, uint32_t index)
+{
+    const attention *t = arg;
+    const uint32_t head = index / t->tiles, from = index % t->tiles * CLB_TILE;
+    const uint32_t n = clb_min(t->samples * t->group - from, CLB_TILE);
+    query rows[CLB_TILE];
+    for (uint32_t i = 0; i < n; ++i) {
+        const uint32_t sample = (from + i) / t->group, own = head * t->group + (from + i) % t->group;
+        rows[i].q = clb_locate(&t->op->a, t->frame, NULL, sample, own);
+        rows[i].out = (float *)(uintptr_t)clb_locate(&t->op->out, t->frame, NULL, sample, own);
+        rows[i].last = t->frame->position + sample;
+        rows[i].best = t->sinks == NULL ? -clb_inf() : t->sinks[own];
+        rows[i].sum = t->sinks == NULL ? 0.0f : 1.0f;
+        memset(rows[i].out, 0, t->c.value * sizeof(float));
+    }
+    const uint32_t earliest = t->frame->position + from / t->group, latest = t->frame->position + (from + n - 1) / t->group;
+    for (uint32_t page = first_seen(t->op, earliest) / CLB_PAGE; page <= latest / CLB_PAGE; ++page) {
+        for (uint32_t i = 0, end; i < n; i = end) {
+            const uint32_t last = rows[i].last, next = (page + 1) * CLB_PAGE;
+            for (end = i + 1; end < n && (rows[end].last == last ||
+                                          (next <= last && first_seen(t->op, rows[end].last) < next)); ++end) {
+            }
+            if (page * CLB_PAGE <= last && first_seen(t->op, last) < next) {
+                look(t, rows + i, end - i, page, keys_at(&t->c, head, page), clb_min(last + 1, next) - page * CLB_PAGE);
+            }
+        }
+    }
+    for (uint32_t i = 0; i < n; ++i) {
+        for (uint32_t j = 0; j < t->c.value; ++j) {
+            rows[i].out[j] /= rows[i].sum;
+        }
+    }
+}
+
+CLB_STATIC_WALK void run_attention(const clb_op *op, uint32_t samples, const clb_frame *frame)
+{
+    enum { PARALLEL_MACS = 1 << 15 }; /* below, handing work to threads costs more than it saves */
+    attention t = {.op = op, .frame = frame, .c = cache_of(op, frame), .samples = samples};
+    t.sinks = (const float *)(const void *)clb_tensor_at(frame, op->w0);
+    t.group = op->rows / t.c.heads;
+    t.tiles = clb_ceil(samples * t.group, CLB_TILE);
+    const uint64_t macs = (uint64_t)samples * op->rows * (frame->position + samples) * (t.c.key + t.c.value);
+    if (frame->ctx->parallel != NULL && macs >= PARALLEL_MACS && t.c.heads * t.tiles > 1) {
+        frame->ctx->parallel(frame->ctx->parallel_user, attend, &t, t.c.heads * t.tiles);
+        return;
+    }
+    for (uint32_t i = 0; i < t.c.heads * t.tiles; ++i) {
+        attend(&t, i);
+    }
+}
+
+/* Element (lane, col) of 8 rows of a matrix, as the number it stands for. */
+static float stored(uint32_t layout, const uint8_t *block, uint32_t lane, uint32_t col)
+{
+    const uint32_t at = col * CLB_LANES + lane;
+    if (layout == CLB_LAYOUT_ROWS8_F32) {
+        return ((const float *)(const void *)block)[at];
+    }
+    if (layout == CLB_LAYOUT_ROWS8_F16) {
+        return clb_half(((const uint16_t *)(const void *)block)[at]);
+    }
+    if (layout == CLB_LAYOUT_ROWS8_I8) {
+        const float *scale = (const float *)(const void *)block;
+        return (float)(int8_t)block[(CLB_LANES + col / 4 * CLB_LANES + lane) * 4 + col % 4] * scale[lane];
+    }
+    const uint8_t *group = block + (size_t)(col / CLB_WEIGHT_GROUP) * CLB_LANES * (sizeof(uint16_t) + 16);
+    const uint8_t both = group[(CLB_LANES / 2 + col % 16 / 4 * CLB_LANES + lane) * 4 + col % 4];
+    return (float)((col % CLB_WEIGHT_GROUP < 16 ? both & 15 : both >> 4) - 8) *
+           clb_half(((const uint16_t *)(const void *)group)[lane]);
+}
+
+CLB_STATIC_WALK void run_embed(const clb_op *op, uint32_t samples, const clb_frame *frame)
+{
+    const clb_tensor *table = &frame->tensors[op->w0];
+    for (uint32_t s = frame->first; s < samples; ++s) {
+        const float id = *clb_locate(&op->a, frame, NULL, s, 0);
+        float *out = (float *)(uintptr_t)clb_locate(&op->out, frame, NULL, s, 0);
+        const int known = id >= 0.0f && id < (float)table->rows;
+        const uint32_t row = known ? (uint32_t)id : 0;
+        const uint8_t *block = clb_tensor_at(frame, op->w0) + row / CLB_LANES * clb_block_bytes(table->layout, table->cols);
+        for (uint32_t i = 0; i < op->dims[0]; ++i) {
+            out[i] = known ? stored(table->layout, block, row % CLB_LANES, i) : clb_nan();
+        }
+    }
+}
+
+CLB_STATIC_WALK void run_rope(const clb_op *op, uint32_t samples, const clb_frame *frame)
+{
+    const uint32_t n = op->dims[0], turned = op->dims[1], half = turned / 2;
+    const float *table = (const float *)(const void *)clb_tensor_at(frame, op->w0);
+    for (uint32_t s = frame->first; s < samples; ++s) {
+        const float *cosine = table + (size_t)(frame->position + s) * turned, *sine = cosine + half;
+        for (uint32_t row = 0; row < op->rows; ++row) {
+            const float *x = clb_locate(&op->a, frame, NULL, s, row);
+            float *y = (float *)(uintptr_t)clb_locate(&op->out, frame, NULL, s, row);
+            for (uint32_t i = 0; i < half; ++i) {
+                const float a = x[i], b = x[half + i];
+                y[i] = a * cosine[i] - b * sine[i];
+                y[half + i] = b * cosine[i] + a * sine[i];
+            }
+            memmove(y + turned, x + turned, (n - turned) * sizeof *y);
+        }
+    }
+}
+
+CLB_STATIC_WALK void run_delay(const clb_op *op, uint32_t samples, const clb_frame *frame)
+{
+    const size_t n = op->dims[0], steps = op->dims[1], slots = op->dims[2];
+    float *kept = (float *)(void *)(frame->arena + op->work.offset);
+    for (uint32_t s = 0; s < samples; ++s) {
+        memcpy(kept + (frame->position + s) % slots * n, clb_locate(&op->a, frame, NULL, s, 0), n * sizeof *kept);
+    }
+    for (uint32_t s = 0; s < samples; ++s) {
+        const size_t position = (size_t)frame->position + s;
+        float *out = (float *)(uintptr_t)clb_locate(&op->out, frame, NULL, s, 0);
+        if (position < steps) {
+            memset(out, 0, n * sizeof *out);
+        } else {
+            memcpy(out, kept + (position - steps) % slots * n, n * sizeof *out);
+        }
+    }
+}
+
+CLB_WALK void clb_run_sequence(const clb_op *op, uint32_t samples, const clb_frame *frame)
+{
+    switch (op->code) {
+    case CLB_OP_EMBED: run_embed(op, samples, frame); break;
+    case CLB_OP_ROPE: run_rope(op, samples, frame); break;
+    case CLB_OP_CACHE: run_cache(op, samples, frame); break;
+    case CLB_OP_ATTENTION: run_attention(op, samples, frame); break;
+    default: run_delay(op, samples, frame); break;
+    }
+}

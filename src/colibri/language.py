@@ -1,0 +1,177 @@
+"""A language model in the C engine: token ids in, logits or new tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from colibri import spec
+from colibri._engine import ffi, lib
+from colibri.engine import Model, opened
+from colibri.errors import ModelError
+from colibri.graph import Array
+from colibri.package import Package
+
+Ids = Sequence[int] | np.ndarray[Any, Any]
+
+
+class LanguageModel(Model):
+    """A loaded language model. It holds one text, of which `position` tokens have been evaluated.
+
+    Calling it like any other model runs rows of ids (n, 1) as a text of their own and leaves the held text alone. Not
+    to be used from several threads at once, but for such calls.
+    """
+
+    def __init__(
+        self, package: Package, verify: bool | None = None, kernels: str | None = None, threads: int = 1
+    ) -> None:
+        super().__init__(package, verify, kernels, threads)
+        self.vocabulary = self._output_size
+        self._text = self._context()
+        self._held: list[int] = []  # the tokens evaluated
+        self._row = np.empty(self.vocabulary, np.float32)  # logits of the last token
+        self._scratch = np.empty(self.vocabulary, np.int32)
+        self._tokenizer: Any = None
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a text."""
+        return int(self.package.header["context_tokens"])
+
+    @property
+    def position(self) -> int:
+        """Tokens of the text evaluated so far."""
+        return int(self._text[1].position)
+
+    def reset(self) -> None:
+        """Start a new text."""
+        self._text[1].position = 0
+        self._held.clear()
+
+    def rewind(self, position: int) -> None:
+        """Take the text back to its first `position` tokens; raises ModelError where the cache does not reach back."""
+        error = lib.colibri_lm_rewind(self._text[1], position)
+        if error:
+            raise ModelError(spec.error_text(error), error)
+        del self._held[position:]
+
+    def logits(self, token_ids: Ids) -> Array:
+        """Append tokens to the text; the logits (n, vocabulary) float32 that follow each of them.
+
+        The bits do not depend on how a text is cut into calls. Raises ModelError where an id is none of the model's, or
+        the text would become longer than its context.
+        """
+        ids = self._checked(token_ids)
+        rows = ids.astype(np.float32)
+        out = np.empty((len(ids), self.vocabulary), np.float32)
+        for first in range(0, len(ids), self.max_batch):
+            part, into = rows[first : first + self.max_batch], out[first : first + self.max_batch]
+            lib.colibri_forward(self._text[1], ffi.from_buffer("float[]", part), ffi.from_buffer("float[]", into),
+                                len(part))  # fmt: skip
+            self._require(self._text[1].status)
+            self._held += ids[first : first + self.max_batch].tolist()
+        return out
+
+    def evaluate(self, token_ids: Ids) -> Array:
+        """Append tokens to the text; the logits (vocabulary,) float32 that follow the last of them, valid until the
+        next call. Raises ModelError like `logits`."""
+        ids = self._checked(token_ids)
+        self._require(lib.colibri_lm_evaluate(self._text[1], ffi.from_buffer("int32_t[]", ids), len(ids),
+                                              ffi.from_buffer("float[]", self._row)))  # fmt: skip
+        self._held += ids.tolist()
+        return self._row
+
+    def generate(self, token_ids: Ids, max_new_tokens: int = 128, **sampling: Any) -> list[int]:
+        """The tokens that `stream` yields."""
+        return list(self.stream(token_ids, max_new_tokens, **sampling))
+
+    def stream(
+        self,
+        token_ids: Ids,
+        max_new_tokens: int = 128,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        stop: Sequence[int] = (),
+        on_prompt: Callable[[int], None] | None = None,
+    ) -> Iterator[int]:
+        """Yield up to `max_new_tokens` tokens that continue the text `token_ids`, which is the whole text.
+
+        What of it the model has evaluated already is not evaluated again. A temperature of 0 takes the likeliest token;
+        otherwise the k likeliest, those that make up `top_p`, and those at least `min_p` times as likely as the first
+        are drawn from. The same seed gives the same tokens on every target. Ends before a token of `stop`, and where
+        the context is full. `on_prompt(n)` is called once, when the prompt has been evaluated, with the tokens of it
+        that were new. Raises ModelError where the prompt is empty or does not fit.
+        """
+        prompt = self._checked(token_ids, room=False).tolist()
+        if len(prompt) > self.context:
+            raise ModelError(f"the prompt has {len(prompt):,} tokens, but the context holds {self.context:,}: shorten it, or "
+                             "export the model with a longer context")  # fmt: skip
+        fresh = self._return_to(prompt)
+        logits = self.evaluate(prompt[len(prompt) - fresh :])
+        if on_prompt is not None:
+            on_prompt(fresh)
+        history = np.array(prompt + [0] * max_new_tokens, np.int32)
+        sampler = ffi.new("colibri_sampler_t *")
+        sampler.history = ffi.from_buffer("int32_t[]", history)
+        sampler.temperature, sampler.top_k, sampler.top_p, sampler.min_p = temperature, top_k, top_p, min_p
+        sampler.repetition_penalty, sampler.seed = repetition_penalty, seed % (1 << 64)
+        for n in range(max_new_tokens):
+            sampler.history_count = len(prompt) + n
+            token = lib.colibri_lm_sample(sampler, ffi.from_buffer("float[]", logits), self.vocabulary,
+                                          ffi.from_buffer("int32_t[]", self._scratch))  # fmt: skip
+            if token in stop:
+                return
+            history[len(prompt) + n] = token
+            yield token
+            if n + 1 == max_new_tokens or self.position == self.context:
+                return
+            logits = self.evaluate([token])
+
+    def _return_to(self, prompt: list[int]) -> int:
+        """Rewind to the longest part that the held text and `prompt` begin with; how many tokens are then new."""
+        same = next((n for n, pair in enumerate(zip(self._held, prompt, strict=False)) if pair[0] != pair[1]),
+                    min(len(self._held), len(prompt)))  # fmt: skip
+        same = min(same, len(prompt) - 1)  # the last is evaluated again, for its logits
+        try:
+            self.rewind(same)
+        except ModelError:
+            self.reset()
+        return len(prompt) - self.position
+
+    def _checked(self, token_ids: Ids, room: bool = True) -> np.ndarray[Any, np.dtype[np.int32]]:
+        ids = np.asarray(token_ids)
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise ModelError(f"token ids are whole numbers in one row, not {ids.dtype} of shape {ids.shape}")
+        if not ids.size:
+            raise ModelError("there are no tokens: pass at least one (a model's begin-of-text token, say)")
+        if int(ids.min()) < 0 or int(ids.max()) >= self.vocabulary:
+            bad = int(ids[(ids < 0) | (ids >= self.vocabulary)][0])
+            raise ModelError(f"token id {bad} is not in the vocabulary of {self.vocabulary:,}: encode the text with the "
+                             "model's own tokenizer")  # fmt: skip
+        if room and len(ids) > self.context - self.position:
+            raise ModelError(f"{len(ids):,} tokens do not fit: {self.position:,} of {self.context:,} are in use; reset, "
+                             "rewind, or export the model with a longer context")  # fmt: skip
+        return np.ascontiguousarray(ids, np.int32)
+
+    def _require(self, error: int) -> None:
+        if error:
+            raise ModelError(f"{self.package.path}: {spec.error_text(error)}", error)
+
+
+def load(
+    path: str | Path | bytes, verify: bool | None = None, kernels: str | None = None, threads: int = 1
+) -> Model | LanguageModel:
+    """`colibri.engine.load`, for any model: a language model is a `LanguageModel`."""
+    package = opened(path)
+    return (LanguageModel if package.header["context_tokens"] else Model)(package, verify, kernels, threads)
+
+
+__all__ = ["LanguageModel", "load"]

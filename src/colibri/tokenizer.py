@@ -1,0 +1,311 @@
+"""Text to token ids and back in Python, chat templates, and the way to the C tokenizer.
+
+A thin layer over the `tokenizers` library and Jinja, from the files of a Hugging Face checkpoint or an export. Nothing
+is downloaded. `write_c` gives the same tokenizer as `tokenizer.bin` for `colibri_tokenizer.h`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from colibri import tokenizer_bin
+from colibri.errors import ExportError, ModelError
+from colibri.tokenizer_bin import write_c
+
+__all__ = ["FILES", "Stream", "Tokenizer", "write_c"]
+
+# What a tokenizer is made of; all but the first may be missing.
+FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
+    "generation_config.json",
+)  # fmt: skip
+
+
+class Tokenizer:
+    """The tokenizer of a checkpoint.
+
+    bos: the id that begins a text, or None; eos: the ids that end one; size: ids are 0 to size - 1.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        """Load from a directory with a tokenizer.json; raises ModelError where it or a file beside it is malformed.
+
+        Raises ExportError where the `tokenizers` library is not installed.
+        """
+        try:
+            import tokenizers
+        except ImportError:
+            raise ExportError("the tokenizers library is missing: pip install 'colibri-moe[lm]'") from None
+        self.directory = Path(directory)
+        path = self.directory / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(
+                f"{self.directory} has no tokenizer.json: pass the directory of a checkpoint or an export; one with "
+                "only a tokenizer.model is converted by transformers.AutoTokenizer(…).save_pretrained()"
+            )
+        try:
+            self._library = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare exceptions
+            raise ModelError(
+                f"{path} is not a tokenizer the tokenizers library reads ({error}): copy it again"
+            ) from None
+        self._library.no_truncation()
+        self._library.no_padding()
+        self._config = self._read("tokenizer_config.json")
+        self.size: int = max(self._library.get_vocab().values(), default=-1) + 1
+        generation, model = self._read("generation_config.json"), self._read("config.json")
+        if isinstance(model.get("text_config"), dict):
+            model = model["text_config"] | model
+        # config.json may name a BOS that begins nothing, as Qwen's does; the tokenizer's own word counts more.
+        bos = [*self._named("bos"), *self._listed("bos", generation), *self._listed("bos", model)]
+        self.bos = None if "bos_token" in self._config and not self._named("bos") else next(iter(bos), None)
+        eos = self._listed("eos", generation) or [*self._listed("eos", model), *self._named("eos")]
+        self.eos = tuple(dict.fromkeys(eos))
+        self._set_template()
+
+    def _read(self, name: str) -> dict[str, Any]:
+        path = self.directory / name
+        if not path.is_file():
+            return {}
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ModelError(f"{path} is not JSON ({error}): copy it again") from None
+        if not isinstance(content, dict):
+            raise ModelError(f"{path} is not a JSON object: copy it again")
+        return content
+
+    def _listed(self, name: str, config: dict[str, Any]) -> list[int]:
+        """The ids that a model's configuration gives for `bos` or `eos`: none, one or several."""
+        value = config.get(f"{name}_token_id")
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(i, int) and i >= 0 for i in ids):
+            raise ModelError(f"{self.directory}: {name}_token_id is {value!r}, neither an id nor a list of ids")
+        return ids
+
+    def _named(self, name: str) -> list[int]:
+        """The id that the tokenizer's configuration gives for `bos` or `eos`."""
+        token = self._name(self._config.get(f"{name}_token"))
+        found = None if token is None else self._library.token_to_id(token)
+        return [] if found is None else [found]
+
+    def _set_template(self) -> None:
+        """What `add_bos_token` and `add_eos_token` say overrides tokenizer.json, as in transformers 5."""
+        from tokenizers import processors
+
+        flags = [self._config.get(f"add_{name}_token") for name in ("bos", "eos")]
+        if flags == [None, None]:
+            return
+        single, tokens = ["$A"], []
+        for name, flag in zip(("bos", "eos"), flags, strict=True):
+            token = self._name(self._config.get(f"{name}_token"))
+            if flag and token is not None and self._named(name):
+                single.insert(0 if name == "bos" else len(single), token)
+                tokens.append((token, self._named(name)[0]))
+        self._library.post_processor = processors.TemplateProcessing(single=single, pair="$A $B", special_tokens=tokens)
+
+    @staticmethod
+    def _name(token: Any) -> str | None:
+        token = token.get("content") if isinstance(token, dict) else token
+        return token if isinstance(token, str) else None
+
+    def __len__(self) -> int:
+        return self.size
+
+    # --- text and ids
+
+    def encode(self, text: str | bytes, special: bool = True, parse: bool = False) -> list[int]:
+        """The ids of a text.
+
+        special: add what the model expects around a text, such as BOS (as its post-processor says)
+        parse:   take special tokens where the text spells them; for text made by `chat`, not for text of users
+        Bytes are read as UTF-8, with U+FFFD for what is not valid.
+        """
+        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        try:
+            self._library.encode_special_tokens = not parse
+            ids: list[int] = self._library.encode(text, add_special_tokens=special).ids
+        except UnicodeEncodeError:
+            raise ModelError("the text holds half of a surrogate pair: encode it with errors='replace' first") from None
+        return ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of ids; bytes that are not UTF-8 give U+FFFD. Raises ModelError where an id is not a token's."""
+        return str(self._library.decode(self._checked(ids), skip_special_tokens=skip_special))
+
+    def stream(self, skip_special: bool = True) -> Stream:
+        """A decoder for ids that come one by one."""
+        return Stream(self, skip_special)
+
+    def token(self, i: int) -> str:
+        """The name of an id in the vocabulary."""
+        return str(self._library.id_to_token(self._checked([i])[0]))
+
+    def id(self, token: str) -> int | None:
+        """The id of a name in the vocabulary, such as `<|im_end|>`; None where there is none."""
+        found: int | None = self._library.token_to_id(token)
+        return found
+
+    def _checked(self, ids: Iterable[int]) -> list[int]:
+        numbers = [int(i) for i in ids]
+        for i in numbers:
+            if not 0 <= i < self.size or self._library.id_to_token(i) is None:
+                raise ModelError(f"id {i} is not in the vocabulary of {self.size} tokens: pass ids of this tokenizer")
+        return numbers
+
+    # --- chat
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """The text of a conversation, by the model's chat template; encode it with `special=False, parse=True`.
+
+        messages:  mappings with `role` and `content`
+        template:  the name of one of several templates
+        variables: what else the template may use (`tools`, `enable_thinking`, …)
+        Raises ModelError where there is no template, it is malformed, or it does not accept these messages.
+        """
+        try:
+            import jinja2
+        except ImportError:
+            raise ExportError("chat templates need jinja2: pip install 'colibri-moe[lm]'") from None
+        names = {f"{n}_token": self._name(self._config.get(f"{n}_token")) for n in ("bos", "eos", "unk", "pad")}
+        values = {name: token for name, token in names.items() if token is not None}
+        values |= {"tools": None, "documents": None} | variables
+        try:
+            compiled = _environment().from_string(self._template(template))
+            return str(compiled.render(messages=messages, add_generation_prompt=add_generation_prompt, **values))
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelError(f"{self.directory}: the chat template is malformed ({error}): copy it again") from None
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise ModelError(f"the chat template of {self.directory} does not take these messages: {error}") from None
+
+    def _template(self, name: str | None) -> str:
+        templates: dict[str, str] = {}
+        path = self.directory / "chat_template.jinja"
+        if path.is_file():
+            templates["default"] = path.read_text(encoding="utf-8")
+        for file in sorted((self.directory / "additional_chat_templates").glob("*.jinja")):
+            templates[file.stem] = file.read_text(encoding="utf-8")
+        for config in (self._read("chat_template.json"), self._config):
+            found = config.get("chat_template")
+            if isinstance(found, str):
+                templates.setdefault("default", found)
+            elif isinstance(found, dict):
+                templates = {str(k): str(v) for k, v in found.items()} | templates
+            elif isinstance(found, list):
+                templates = {
+                    str(t.get("name")): str(t.get("template")) for t in found if isinstance(t, dict)
+                } | templates
+        if not templates:
+            raise ModelError(
+                f"{self.directory} has no chat template: it may be a base model, which continues text (encode); if not, "
+                "put the template of its model card into chat_template.jinja"
+            )
+        wanted = "default" if name is None else name
+        if wanted not in templates:
+            raise ModelError(
+                f"{self.directory} has no chat template {wanted!r}: pass template= one of {sorted(templates)}"
+            )
+        return templates[wanted]
+
+    # --- files
+
+    def save(self, directory: str | Path) -> None:
+        """Copy the tokenizer's files, so that an export can be used without the checkpoint."""
+        target = Path(directory)
+        target.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            if (self.directory / name).is_file() and (self.directory / name).resolve() != (target / name).resolve():
+                shutil.copyfile(self.directory / name, target / name)
+
+    def write_c(self) -> bytes:
+        """The bytes of tokenizer.bin, BOS and EOS included; raises ExportError where C would not give the same ids."""
+        return tokenizer_bin.write_c(self._library.to_str().encode(), bos=self.bos, eos=self.eos)
+
+
+class Stream:
+    """Decodes ids that come one by one into whole characters: `text += stream.push(id)`, and at last `stream.end()`.
+
+    All together it gives what `Tokenizer.decode` gives for all ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+        self._tokenizer, self._skip_special = tokenizer, skip_special
+        # Ids that have been given out stay until the next are, because decoding depends on what comes before.
+        self._ids: list[int] = []
+        self._given = 0
+
+    def push(self, i: int) -> str:
+        """The text that is certain now that `i` has come; empty within a character."""
+        self._ids.append(i)
+        text = self._new()
+        if not text or text.endswith("\ufffd"):
+            return ""
+        self._ids, self._given = self._ids[self._given :], len(self._ids) - self._given
+        return text
+
+    def end(self) -> str:
+        """What is left: U+FFFD for a character that never was completed."""
+        text = self._new()
+        self._ids, self._given = [], 0
+        return text
+
+    def _new(self) -> str:
+        decode = self._tokenizer.decode
+        return decode(self._ids, self._skip_special)[len(decode(self._ids[: self._given], self._skip_special)) :]
+
+
+# --- Jinja as chat templates expect it --------------------------------------------------------------------------------
+
+
+def _environment() -> Any:
+    """A sandbox with the functions and filters that the templates of checkpoints use."""
+    import jinja2
+    from jinja2 import ext, nodes
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(ext.Extension):
+        """`{% generation %} … {% endgeneration %}` marks what the model said, for training; here it says nothing."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> list[nodes.Node]:
+            next(parser.stream)
+            body: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return body
+
+    def raise_exception(message: str) -> NoReturn:
+        raise jinja2.TemplateError(message)
+
+    def tojson(
+        x: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        # Jinja's own escapes for HTML.
+        return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def strftime_now(form: str) -> str:
+        return datetime.datetime.now().strftime(form)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    environment.globals["dict"] = lambda *parts, **named: dict(*parts, **named)  # without the class's attributes
+    return environment

@@ -1,0 +1,169 @@
+"""Operations that look at positions: reference = C, bit for bit, however a text is cut, on every set of kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colibri import exporter, spec
+from colibri.emit import model_bin
+from colibri.engine import KERNELS, opened
+from colibri.errors import ModelError
+from colibri.graph import Graph
+from colibri.language import LanguageModel
+from colibri.lower import lower
+from colibri.plan import plan
+from colibri.quantize import formats
+from colibri.reference import sequence
+from colibri.reference.interpreter import run
+from tests.lm_graphs import language_model
+
+FORMATS = {"fp32": None, "fp16": formats.fp16, "int8": lambda m: formats.int8(m, share=0), "int4": lambda m: formats.int4(m, share=0)}  # fmt: skip
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "fp16 cache": {"cache": "fp16"},
+    "int8 cache": {"cache": "int8"},
+    "one head each": {"kv": 4},
+    "window": {"window": 70},
+    "narrow window": {"window": 3, "cache": "fp16"},
+    "sinks": {"sinks": True, "window": 66},
+    "soft cap": {"softcap": 1.5},
+    "one latent": {"kv": 1, "key": 20, "value": 72, "heads": 5},
+    "one latent in int8": {"kv": 1, "key": 20, "value": 12, "heads": 9, "cache": "int8"},
+    "delay": {"delay": 2, "layers": 1},
+    "long delay": {"delay": 90, "layers": 1},
+}
+
+
+def image(graph: Graph, max_batch: int) -> bytes:
+    program = lower(graph, max_batch)
+    plan(program)
+    return model_bin.write(program)
+
+
+def text(count: int, vocab: int = 40) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(count).integers(0, vocab, count)
+
+
+def reference(graph: Graph, ids: Any) -> Any:
+    return run(graph, [np.asarray(ids, np.float32)[:, None]])[0]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_engine_gives_the_references_bits_however_a_text_is_cut(variant: str) -> None:
+    graph, ids = language_model(**VARIANTS[variant]), text(150)
+    want = reference(graph, ids)
+    for max_batch, kernels, threads in (
+        (1, KERNELS[0], 1),
+        (7, KERNELS[-1], 1),
+        (150, KERNELS[0], 2),
+        (64, KERNELS[0], 1),
+    ):
+        lm = LanguageModel(opened(image(graph, max_batch)), kernels=kernels, threads=threads)
+        assert lm.logits(ids).tobytes() == want.tobytes(), (max_batch, kernels, threads)
+        lm.reset()
+        cut = [lm.logits(part) for part in np.split(ids, [1, 2, 66, 131])]
+        assert np.concatenate(cut).tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("stored", FORMATS)
+def test_weights_of_every_format_are_looked_up_and_multiplied(stored: str, kernels: str) -> None:
+    graph, ids = language_model(width=32, key=16, value=16, encode=FORMATS[stored], cache="int8", layers=1), text(70)
+    lm = LanguageModel(opened(image(graph, 32)), kernels=kernels)
+    assert lm.logits(ids).tobytes() == reference(graph, ids).tobytes()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_any_shape_of_attention_is_bit_exact(data: st.DataObject) -> None:
+    draw = data.draw
+    kv = draw(st.integers(1, 3))
+    graph = language_model(
+        draw(st.integers(0, 99)), context=100, kv=kv, heads=kv * draw(st.integers(1, 9)), key=4 * draw(st.integers(1, 9)),
+        value=draw(st.integers(1, 40)), window=draw(st.integers(0, 100)), sinks=draw(st.booleans()),
+        softcap=draw(st.sampled_from([0.0, 2.0])), cache=draw(st.sampled_from(["fp32", "fp16", "int8"])), layers=1,
+        width=draw(st.integers(3, 20)), delay=draw(st.integers(0, 5)),
+    )  # fmt: skip
+    ids = text(draw(st.integers(1, 80)))
+    lm = LanguageModel(opened(image(graph, draw(st.integers(1, 80)))), kernels=draw(st.sampled_from(KERNELS)))
+    assert lm.logits(ids).tobytes() == reference(graph, ids).tobytes()
+
+
+def test_the_last_row_alone_has_the_bits_of_all() -> None:
+    graph, ids = language_model(), text(150)
+    lm = LanguageModel(opened(image(graph, 40)))
+    want = lm.logits(ids)
+    lm.reset()
+    assert lm.evaluate(ids).tobytes() == want[-1].tobytes()
+
+
+@pytest.mark.parametrize("variant", ["plain", "narrow window", "delay", "int8 cache"])
+def test_a_text_goes_back_as_far_as_the_cache_reaches_and_no_further(variant: str) -> None:
+    graph, ids, other = language_model(**VARIANTS[variant]), text(150), text(149)
+    lm = LanguageModel(opened(image(graph, 4)))
+    refused = 0
+    for back in range(0, 150, 7):
+        lm.reset()
+        lm.logits(ids)
+        try:
+            lm.rewind(back)
+        except ModelError as error:
+            refused += 1
+            assert spec.ERRORS[error.code][0] == "REWIND"  # type: ignore[attr-defined]
+            assert lm.position == 150
+            continue
+        mixed = np.concatenate([ids[:back], other[back:]])
+        want = reference(graph, mixed) if back in (0, 140, 147) else None
+        have = lm.logits(mixed[back:])
+        if want is not None:
+            assert have.tobytes() == want[back:].tobytes()
+    assert (refused > 0) == (variant in ("narrow window", "delay"))
+
+
+def test_an_id_that_is_none_gives_nan_and_a_full_context_an_error() -> None:
+    graph = language_model(context=64)
+    lm = LanguageModel(opened(image(graph, 8)))
+    assert np.isnan(lm(np.array([[99.0]], np.float32))).all() and np.isnan(lm(np.array([[-1.0]], np.float32))).all()
+    with pytest.raises(ModelError, match="40"):
+        lm.logits([40])
+    lm.logits(text(64))
+    with pytest.raises(ModelError, match="64 of 64 are in use"):
+        lm.logits([1])
+    with pytest.raises(ModelError, match="not fit"):
+        lm(np.zeros((65, 1), np.float32))
+    with pytest.raises(ModelError, match="no tokens"):
+        lm.logits([])
+
+
+def test_a_cached_number_is_the_nearest_one() -> None:
+    x = np.array([[1.0, -127.0, 0.4, 63.5]], np.float32)
+    q, scale = sequence.cached(x, "int8")
+    assert q.tolist() == [[1, -127, 0, 64]] and scale.tolist() == [[1]]
+    assert sequence.cached(np.array([[65519.0, 1e-8, 6e-8]], np.float32), "fp16")[0].tolist() == [[65504, 0, 2**-24]]
+
+
+def test_float16_keys_round_like_numpy() -> None:
+    rng = np.random.default_rng(0)
+    graph = language_model(cache="fp16", layers=1, key=4, value=4, width=8)
+    for scale in (1e-7, 1e-5, 1.0, 1e4, 3e5):
+        bits = {name: value * np.float32(scale) for name, value in graph.constants.items() if name in ("0.k", "0.v")}
+        graph.constants.update(bits)  # type: ignore[arg-type]
+        ids = rng.integers(0, 40, 30)
+        lm = LanguageModel(opened(image(graph, 30)))
+        assert lm.logits(ids).tobytes() == reference(graph, ids).tobytes()
+        graph.constants.update({name: value / np.float32(scale) for name, value in bits.items()})
+
+
+def test_exporting_proves_the_engine_equal_and_certifies_a_text() -> None:
+    rows = [text(100).astype(np.float32)[:, None]]
+    export = exporter.build(language_model(), max_batch=16, calibration=rows)
+    lm = LanguageModel(opened(export.image))
+    lm.logits(text(5))
+    LanguageModel(opened(export.image)).selftest()
+    golden = export.certificate.golden
+    assert [g.input.item() for g in golden] == text(100)[: len(golden)].tolist()

@@ -1,0 +1,80 @@
+"""Small random language models, made of graph operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from colibri.graph import Graph, Router
+from colibri.weights import Weight
+
+
+def rope_table(context: int, turned: int, theta: float = 100.0) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Cosines, then sines, (context, turned)."""
+    angles = np.arange(context)[:, None] * theta ** (-np.arange(turned // 2) * 2 / turned)
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+def language_model(
+    seed: int = 0,
+    *,
+    context: int = 200,
+    vocab: int = 40,
+    width: int = 16,
+    heads: int = 4,
+    kv: int = 2,
+    key: int = 8,
+    value: int = 8,
+    window: int = 0,
+    sinks: bool = False,
+    softcap: float = 0.0,
+    cache: str = "fp32",
+    layers: int = 2,
+    delay: int = 0,
+    encode: Any = None,
+) -> Graph:
+    """A decoder with a router in each layer; `encode` turns matrices into stored weights."""
+    rng = np.random.default_rng(seed)
+    store = encode or (lambda matrix: matrix)
+
+    def normal(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        return rng.normal(0, 1 / np.sqrt(shape[-1]), shape).astype(np.float32)
+
+    def matrix(*shape: int) -> Weight:
+        return store(normal(*shape))
+
+    g = Graph("lm", context=context)
+    table = g.add_constant("embedding", store(rng.normal(0, 1, (vocab, width)).astype(np.float32)))
+    turn = g.add_constant("rope", rope_table(context, min(key, 4)))
+    x = g.add("embed", g.add_input("token", (1,)), table, output="embedded")
+    for n in range(layers):
+        h = g.add("rmsnorm", x, g.add_constant(f"{n}.norm", 1 + normal(width) * 0.1), eps=1e-5)
+        if delay:
+            h = g.add("binary", h, g.add("delay", h, steps=delay), func="add")
+        parts = []
+        for name, count, size in (("q", heads, key), ("k", kv, key), ("v", kv, value)):
+            p = g.add("linear", h, g.add_constant(f"{n}.{name}", matrix(count * size, width)))
+            p = g.add("reshape", p, shape=(count, size))
+            parts.append(g.add("rope", p, turn) if name != "v" else p)
+        if sinks:
+            parts.append(g.add_constant(f"{n}.sinks", normal(heads)))
+        a = g.add("attention", *parts, scale=key**-0.5, window=window, softcap=softcap, cache=cache)
+        a = g.add("reshape", a, shape=(heads * value,))
+        x = g.add("binary", x, g.add("linear", a, g.add_constant(f"{n}.o", matrix(width, heads * value))), func="add")
+        h = g.add("rmsnorm", x, g.add_constant(f"{n}.norm2", 1 + normal(width) * 0.1), eps=1e-5)
+        logits = g.add("linear", h, g.add_constant(f"{n}.router", normal(4, width) * 3))
+        experts = []
+        for e in range(4):
+            body = Graph(f"{n}.{e}")
+            t = body.add_input("x", (width,))
+            gate = body.add("linear", t, body.add_constant("gate", matrix(12, width)), activation="silu")
+            up = body.add("linear", t, body.add_constant("up", matrix(12, width)))
+            both = body.add("binary", gate, up, func="mul")
+            body.outputs = [body.add("linear", both, body.add_constant("down", matrix(width, 12)))]
+            experts.append(body)
+        y = g.add("moe", h, logits, router=Router(4, 2, "logit", "softmax"), experts=experts)
+        x = g.add("binary", x, y, func="add")
+    x = g.add("rmsnorm", x, g.add_constant("norm", 1 + normal(width) * 0.1), eps=1e-5)
+    g.outputs = [g.add("linear", x, g.add_constant("head", matrix(vocab, width)), output="logits")]
+    return g
