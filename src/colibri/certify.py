@@ -17,6 +17,7 @@ from colibri.graph import Array, Graph
 from colibri.reference.interpreter import Trace, run
 
 GOLDEN_ROWS = 8
+TEXT_ROWS = 16  # of a language model: the first tokens of one text, run one after another
 _MEASURED_ROWS = 1024  # calibration rows run to measure how often each expert is chosen
 
 

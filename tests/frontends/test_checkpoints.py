@@ -18,6 +18,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from colibri.errors import ExportError
+from colibri.exporter import build
 from colibri.frontends.language_families import ADAPTERS, MISSING
 from colibri.frontends.language_models import load_checkpoint
 from colibri.frontends.language_settings import NEUTRAL, ROPE, Adapter
@@ -26,7 +27,19 @@ from colibri.graph import Graph, Node, Router
 from colibri.passes import optimize
 from colibri.reference.interpreter import Trace, run
 from colibri.weights import Deferred
-from tests.frontends.checkpoints import BASES, CASES, LONG, TOKENS, VARIANTS, VOCABULARY, Model, config_of, make, rope
+from tests.frontends.checkpoints import (
+    BASES,
+    CASES,
+    LONG,
+    RELEASED,
+    TOKENS,
+    VARIANTS,
+    VOCABULARY,
+    Model,
+    config_of,
+    make,
+    rope,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -150,6 +163,31 @@ def test_the_older_spelling_of_positions(tmp_path: Path) -> None:
     agree(model, load_checkpoint(tmp_path))
 
 
+def test_minimax_as_it_was_released(tmp_path: Path) -> None:
+    model = make("minimax_m2", tmp_path, {"rotary_dim": 4})
+    edit(tmp_path, rope_parameters=None, partial_rotary_factor=None, rope_theta=5e6, rotary_dim=4,
+         attn_type_list=[1, 1], use_qk_norm=True)  # fmt: skip
+    agree(model, load_checkpoint(tmp_path))
+    edit(tmp_path, partial_rotary_factor=1.0)
+    refuses(tmp_path, "rotary_dim", "partial_rotary_factor")
+    edit(tmp_path, partial_rotary_factor=None, attn_type_list=[1, 0])
+    refuses(tmp_path, "attn_type_list")
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_configurations_of_releases_are_known(name: str, tmp_path: Path) -> None:
+    """Every field has a meaning; what is missing then are the tensors."""
+    (tmp_path / "config.json").write_text(json.dumps(RELEASED[name]))
+    save_file({}, tmp_path / "model.safetensors")
+    refuses(tmp_path, "model.embed_tokens.weight", "missing")
+
+
+@FAMILY
+def test_the_engine_gives_the_reference_s_bits(family: str, tmp_path: Path) -> None:
+    make(family, tmp_path, {})
+    build(load_checkpoint(tmp_path), calibration=[IDS[:16].astype(np.float32)[:, None]])  # raises where they differ
+
+
 def test_a_model_that_also_sees_gives_its_text_part(tmp_path: Path) -> None:
     model = make("llama4", tmp_path, {})
     text = json.loads((tmp_path / "config.json").read_text())
@@ -186,6 +224,11 @@ def test_an_output_matrix_stored_beside_the_embedding_it_is_tied_to(tmp_path: Pa
 
 
 # --- positions --------------------------------------------------------------------------------------------------------
+
+
+def test_llama3_as_llama4_has_it_with_nothing_between_the_frequencies(tmp_path: Path) -> None:
+    said = rope("llama3", factor=16.0, low_freq_factor=1.0, high_freq_factor=1.0, original_max_position_embeddings=32)
+    agree(make("llama4", tmp_path, said), load_checkpoint(tmp_path))
 
 
 SCALINGS: dict[str, dict[str, Any]] = {
@@ -265,7 +308,7 @@ def test_defaults_are_those_of_the_configuration_class(family: str) -> None:
         names = [name, *(alias for alias, of in adapter.aliases.items() if of == name)]
         found = [getattr(config, n) for n in names if hasattr(config, n)]
         if not found:  # of no class, but read from what checkpoints say
-            assert name == "head_dim" and default is None
+            assert name in ("head_dim", "rotary_dim") and default is None
         for value in found:
             assert (value, type(value)) == (default, type(default)), name
     assert config.default_theta == adapter.theta

@@ -88,8 +88,9 @@ class Rotary:
         factor, low, high = (self.values[k] for k in ("factor", "low_freq_factor", "high_freq_factor"))
         wave = F(2 * math.pi) / plain
         scaled = np.where(wave > F(self.original / low), plain / F(factor), plain)
-        smooth = (F(self.original) / wave - F(low)) / F(high - low)
-        between = (F(1) - smooth) * scaled / F(factor) + smooth * scaled
+        with np.errstate(all="ignore"):  # Llama-4 has high = low, and nothing between them
+            smooth = (F(self.original) / wave - F(low)) / F(high - low)
+            between = (F(1) - smooth) * scaled / F(factor) + smooth * scaled
         medium = ~(wave < F(self.original / high)) & ~(wave > F(self.original / low))
         return np.asarray(np.where(medium, between, scaled), F)
 
