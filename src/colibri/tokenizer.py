@@ -209,7 +209,7 @@ class Tokenizer:
                 } | templates
         if not templates:
             raise ModelError(
-                f"{self.directory} has no chat template: it may be a base model, which continues text (encode); if not, "
+                f"{self.directory} has no chat template: it may be a base model, which continues text; if not, "
                 "put the template of its model card into chat_template.jinja"
             )
         wanted = "default" if name is None else name
