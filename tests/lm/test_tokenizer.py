@@ -245,7 +245,7 @@ REFUSED = {
         "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(?<!a)b"}, "behavior": "Isolated", "invert": False}
     },
     "far ahead": {
-        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "a+b"}, "behavior": "Isolated", "invert": False}
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "a+b|a"}, "behavior": "Isolated", "invert": False}
     },
     "decoder": {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}},
     "model": {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}},
@@ -254,7 +254,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("word", REFUSED)
 def test_what_c_does_not_do_is_refused_by_name(word: str) -> None:
-    with pytest.raises(ExportError, match=rf"{word}.*|.*use the Python tokenizer") as caught:
+    with pytest.raises(ExportError) as caught:
         tokenizer_bin.write_c(edited(kinds.tokenizer("gpt2").to_str().encode(), **REFUSED[word]))
     assert word in str(caught.value) and "use the Python tokenizer" in str(caught.value)
 
@@ -283,6 +283,8 @@ def test_a_malformed_file_is_refused(content: bytes) -> None:
         "[]a]",
         r"(?:a++b)+",
         "a++ab",
+        "a+b|a",
+        r"\s+(?=\S)|\s",
     ],
 )
 def test_patterns_that_are_not_understood_are_refused(pattern: str) -> None:
@@ -293,8 +295,8 @@ def test_patterns_that_are_not_understood_are_refused(pattern: str) -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    [r"a|ab|abc", r"abc|ab|a", r"a??b|a", r"(?:ab)+|a", r"a+?", r"[ab]{2,3}c?|[abc]", r"\s+(?=\S)|\S+|\s", r"(a|b)c|.",
-     r"a++b|a|b", r"\d{2}|\D", r"x(?!\s)|[^x]+|x", r"\s+$|\S+", r"[[:alpha:]]+|\W", *kinds.PATTERNS.values(),
+    [r"a|ab|abc", r"abc|ab|a", r"a??b|a", r"(?:ab)+|a", r"a+?", r"[ab]{2,3}c?|[abc]", r"\s(?=\S)|\S+|\s", r"(a|b)c|.",
+     r"a?+b|a|b", r"\d{2}|\D", r"x(?!\s)|[^x]+|x", r"\s+$|\S+", r"[[:alpha:]]+|\W", *kinds.PATTERNS.values(),
      *kinds.DEEPSEEK_V2, *kinds.DEEPSEEK_V3],
 )  # fmt: skip
 def test_patterns_cut_where_the_library_cuts(pattern: str) -> None:
