@@ -276,7 +276,12 @@ class _Writer:
         _decoder(self.spec, plan)
         before, after = _template(self.spec)
         self.vocab: dict[str, int] = self.model["vocab"]
-        self.added: list[dict[str, Any]] = [a for a in self.spec.get("added_tokens") or [] if a["content"]]
+        # The library numbers added tokens anew where the file's numbers leave a gap.
+        self.added: list[dict[str, Any]] = [
+            token | {"id": self.library.token_to_id(token["content"])}
+            for token in self.spec.get("added_tokens") or []
+            if token["content"]
+        ]
         # The library's own word: in its vocabulary an added token may have been normalised.
         ids = {*self.vocab.values(), *(a["id"] for a in self.added)}
         self.text: dict[int, str] = {i: self.library.id_to_token(i) for i in ids}

@@ -64,12 +64,15 @@ def _byte_level(size: int, before: Any = None, use_regex: bool = False, prefix: 
     return tokenizer
 
 
-def _byte_fallback(size: int, normalizer: Any, pre_tokenizer: Any, decoder: Any) -> Tokenizer:
+def _byte_fallback(size: int, normalizer: Any, pre_tokenizer: Any, decoder: Any, words: bool = True) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     # Trained on words, as SentencePiece is, whatever the finished tokenizer cuts.
-    tokenizer.pre_tokenizer = pre.Metaspace(prepend_scheme="never") if normalizer is None else _split("▁[^▁]*|[^▁]+")
+    if normalizer is None:
+        tokenizer.pre_tokenizer = pre.Metaspace(prepend_scheme="never")
+    elif words:
+        tokenizer.pre_tokenizer = _split("▁[^▁]*|[^▁]+")
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False, limit_alphabet=400
     )
@@ -126,6 +129,12 @@ def _llama2(size: int) -> Tokenizer:
 def _metaspace(scheme: str, split: bool) -> Tokenizer:
     decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme)])
     return _byte_fallback(1200, None, pre.Metaspace(prepend_scheme=scheme, split=split), decoder)
+
+
+def _phrases() -> Tokenizer:
+    """Tokens reach over several words, so that text cannot be cut between them."""
+    decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return _byte_fallback(1500, normalizers.Replace(" ", "▁"), None, decoder, words=False)
 
 
 def _gemma() -> Tokenizer:
@@ -193,9 +202,12 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "metaspace_always": lambda: _metaspace("always", False),
     "metaspace_never": lambda: _metaspace("never", True),
     "gemma": _gemma,
+    "phrases": _phrases,
     "phi_digits": _phi_digits,
 }
-BYTE_LEVEL = [k for k in KINDS if k not in ("llama2", "gemma", "phi_digits", "removed") and "metaspace" not in k]
+BYTE_LEVEL = [
+    k for k in KINDS if k not in ("llama2", "gemma", "phrases", "phi_digits", "removed") and "metaspace" not in k
+]
 
 
 @functools.cache
