@@ -472,3 +472,18 @@ def test_relative_error(want: list[float], have: list[float], error: float) -> N
 def test_graphs_of_different_models_are_refused() -> None:
     with pytest.raises(ExportError, match="not of one model"):
         measure(MODEL, routed([0, 0, 0], 1), ROWS)
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 31, 32, 128, 129, 300, 1027])
+@pytest.mark.parametrize("limits", [(-127, 127), (-8, 7)])
+def test_costs_of_scales_are_numpys(width: int, limits: tuple[int, int]) -> None:
+    rng = np.random.default_rng(width)
+    weight = (rng.standard_normal((5, 3, width)) * 10.0 ** rng.uniform(-30, 3, (5, 3, 1))).astype(np.float32)
+    weight[rng.random(weight.shape) < 0.2] = 0
+    scales = np.abs(weight).max(axis=-1) / rng.uniform(1, 200, (4, 5, 3)).astype(np.float32)
+    scales[0, 0] = 0
+    scales[1] *= -1
+    random = np.asarray(rng.random((3, width)), np.float32)
+    for energy, price in ((np.ones_like(random), np.inf), (random, np.inf), (random, 1e-3)):
+        want = [np.minimum(formats._errors(weight, energy, s, limits), np.float32(price)).sum(axis=-1) for s in scales]
+        assert np.array_equal(formats._costs(weight, energy, scales, limits, np.float32(price)), np.stack(want))

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from colibri import engine, exporter, language_export, package
 from colibri.certify import Certificate, certify
@@ -446,3 +447,63 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
 def test_memory_stays_bounded_for_gigabytes(dtype: str, workers: int, tmp_path: Path) -> None:
     found = measured(131072, 60, dtype, workers, tmp_path / "model.bin")
     assert found["weights"] > 2.5e9 and found["peak"] < max(1e9, 2 * found["largest"])
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def checkpoint(folder: Path, d: int = 32, vocab: int = 50) -> Path:
+    """A tiny Qwen3-MoE as Hugging Face stores it."""
+    rng, tensors = np.random.default_rng(4), {}
+
+    def put(name: str, *shape: int) -> None:
+        tensors[f"model.{name}.weight"] = rng.normal(0, 0.2, shape).astype(np.float32)
+
+    put("embed_tokens", vocab, d)
+    for n in range(2):
+        block = f"layers.{n}."
+        for name, rows in (("q", 32), ("k", 16), ("v", 16)):
+            put(f"{block}self_attn.{name}_proj", rows, d)
+        put(f"{block}self_attn.o_proj", d, 32)
+        for name, size in (("self_attn.q_norm", 8), ("self_attn.k_norm", 8), ("input_layernorm", d),
+                           ("post_attention_layernorm", d)):  # fmt: skip
+            put(block + name, size)
+        put(f"{block}mlp.gate", 4, d)
+        for e in range(4):
+            for name, shape in (("gate", (24, d)), ("up", (24, d)), ("down", (d, 24))):
+                put(f"{block}mlp.experts.{e}.{name}_proj", *shape)
+    put("norm", d)
+    tensors["lm_head.weight"] = rng.normal(0, 0.2, (vocab, d)).astype(np.float32)
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    config = {
+        "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": vocab, "hidden_size": d,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 24, "intermediate_size": 48, "norm_topk_prob": True,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 128, "hidden_act": "silu",
+        "tie_word_embeddings": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def command(*args: object) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "colibri.cli", *map(str, args)]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+def test_the_command_exports_a_checkpoint_and_goes_on_with_it(tmp_path: Path) -> None:
+    source, out = checkpoint(tmp_path / "source"), tmp_path / "out"
+    done = command("export", "-m", source, "-o", out, "--dtype", "int4", "--workers", 2, "--json")
+    assert done.returncode == 0, done.stderr + done.stdout
+    summary = json.loads(done.stdout)
+    assert (summary["dtype"], summary["certificate"], summary["golden_rows"]) == ("int4", "reference", 16)
+    engine.load(out).selftest()
+    assert "model.bin" in {p.name for p in out.iterdir()}
+    refused = command("export", "-m", source, "-o", out, "--budget", "3MB")
+    assert refused.returncode == 1 and "--budget is not for language models" in refused.stderr
+    (out / "model.bin").rename(tmp_path / "first.bin")
+    interrupted(program_of(moe_graph()), out / "model.bin")
+    done = command("export", "-m", source, "-o", out, "--dtype", "int4")
+    assert "an unfinished export of another model or with other options is discarded" in done.stderr
+    assert (out / "model.bin").read_bytes() == (tmp_path / "first.bin").read_bytes()

@@ -40,6 +40,8 @@ void colibri_pool_stop(colibri_pool_t *pool);
 void use_pool(colibri_context_t *ctx, colibri_pool_t *pool);
 void use_kernels(colibri_context_t *ctx, uint32_t n);
 const char *kernels_name(uint32_t n);
+void scale_costs(const float *weight, const float *energy, const float *scales, float *costs, size_t candidates,
+                 size_t groups, size_t groups_of_row, size_t width, float least, float most, float price);
 """)
 ffi.set_source(
     "colibri._engine",
@@ -51,6 +53,9 @@ ffi.set_source(
 #include "colibri_inspect.h"
 #include "colibri_lm.h"
 #include "internal.h"
+
+void scale_costs(const float *weight, const float *energy, const float *scales, float *costs, size_t candidates,
+                 size_t groups, size_t groups_of_row, size_t width, float least, float most, float price);
 
 typedef struct {
     const colibri_context_t *ctx;
@@ -119,8 +124,8 @@ static void use_kernels(colibri_context_t *ctx, uint32_t n)
     ctx->kernels = clb_kernels_at(n);
 }
 """,
-    sources=["src/colibri/_engine_call.c"],
+    sources=["src/colibri/_engine_call.c", "src/colibri/_scale_costs.c"],
     include_dirs=[str(ENGINE / "include"), str(ENGINE / "src")],
     depends=[str(path) for path in sorted(ENGINE.rglob("*.[ch]"))],
-    extra_compile_args=["-std=c11", "-O2"],
+    extra_compile_args=["-std=c11", "-O2", "-ffp-contract=off"],
 )

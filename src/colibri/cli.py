@@ -17,14 +17,23 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 from colibri import exporter, firmware, spec, toolchain
 from colibri.diff import compare
 from colibri.engine import load
 from colibri.errors import ColibriError, ExportError, ModelError
-from colibri.graph import Array, Graph
+from colibri.frontends.language_models import load_checkpoint
+from colibri.graph import CACHES, Array, Graph
 from colibri.package import open_package
 from colibri.passes import PASSES
 from colibri.quantize.choose import DTYPES
@@ -62,6 +71,11 @@ def _errors(as_json: bool, debug: bool) -> Iterator[None]:
         else:
             err.print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
+    except KeyboardInterrupt as stopped:
+        if not stopped.args:
+            raise
+        err.print(_plain(str(stopped)), highlight=False, soft_wrap=True)
+        raise typer.Exit(130) from None
 
 
 def _plain(text: str) -> str:
@@ -147,7 +161,13 @@ def _arrays(path: Path, names: list[str]) -> list[Array]:
 @app.command()
 def export(
     model: Annotated[
-        Path, typer.Option("--model", "-m", help="A .pt2 program (torch.export.save) or a .safetensors file.")
+        Path,
+        typer.Option(
+            "--model",
+            "-m",
+            help="A .pt2 program (torch.export.save), a .safetensors file, or the Hugging Face directory of a language "
+            "model.",
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for model.bin, model.h and model.c.")],
     dtype: Annotated[str, typer.Option(help=f"Format of the weights: {', '.join(DTYPES)}.")] = "fp32",
@@ -180,10 +200,30 @@ def export(
     expert_sections: Annotated[
         bool, typer.Option("--expert-sections", help="Each expert in a section of its own, for the linker to place.")
     ] = False,
+    context: Annotated[
+        int | None, typer.Option(help="Of a language model: most tokens of a text; default: the model's, up to 4096.")
+    ] = None,
+    cache: Annotated[
+        str, typer.Option(help=f"Of a language model: format of keys and values: {', '.join(CACHES)}.")
+    ] = CACHES[0],
+    workers: Annotated[
+        int | None, typer.Option(help="Of a language model: processes that write it; default: the CPUs, up to 4.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Export a trained model: read, verify, optimise, plan, certify, write."""
+    if (model / "config.json").is_file():
+        with _errors(as_json, debug):
+            unused = {"--budget": budget, "--max-error": max_error, "--architecture": architecture,
+                      "--calibration": calibration, "--prune-experts": prune_experts}  # fmt: skip
+            for option, value in unused.items():
+                if value is not None:
+                    raise ExportError(f"{option} is not for language models: leave it out")
+            summary = _export_language(model, output, dtype, activations, residual_share, context, cache, max_batch,
+                                       expert_align, exporter.Style(prefix, expert_sections), workers, as_json)  # fmt: skip
+        _report(summary, as_json)
+        return
     with _errors(as_json, debug), _progress(as_json) as advance:
         style = exporter.Style(prefix, expert_sections)
         selection = exporter.Selection(prune, _pairs(prune_experts))
@@ -214,6 +254,24 @@ def export(
             table.add_row(c.name, c.format, f"{c.bytes:,}", shown, c.kept)
         out.print(table)
         print(built.quality)
+
+
+def _export_language(
+    model: Path, output: Path, dtype: str, activations: str, share: float | None, context: int | None, cache: str,
+    max_batch: int | None, expert_align: int, style: exporter.Style, workers: int | None, quiet: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Export the language model in a directory; a bar shows what is written, how fast, and how long it will take."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+               TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bar:
+        task = bar.add_task("write", total=None)
+        return exporter.export_lm(
+            load_checkpoint(model, context, cache), output, dtype=dtype, activations=activations, share=share or 0.0,
+            max_batch=max_batch or exporter.CHUNK, expert_align=expert_align, workers=workers, style=style,
+            sources=sorted([*model.glob("*.safetensors"), model / "config.json"]),
+            on_progress=lambda done, total, name: bar.update(task, completed=done, total=total),
+            say=lambda sentence: err.print(_plain(sentence), highlight=False, soft_wrap=True),
+        )  # fmt: skip
 
 
 @contextmanager

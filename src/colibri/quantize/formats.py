@@ -7,10 +7,12 @@ Both are chosen together: where an entry of E is worth `price`, a scale costs Σ
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from colibri._engine import ffi, lib
 from colibri.errors import ExportError
 from colibri.graph import Array
 from colibri.weights import WEIGHT_GROUP, Fp16Weight, Int4Weight, Int8Weight, Residual, residual_bytes
@@ -23,7 +25,7 @@ _INT8_MAX = 1e12  # keeps every squared error far inside float32
 _ENERGY_FLOOR = 0.01  # of the mean energy: an input that calibration never uses still counts a little
 _SHRINK = tuple(np.float32(s) for s in (1.0, 0.94, 0.88, 0.82, 0.76, 0.7))  # of the int4 scale that holds a peak
 _SAMPLE = 1 << 19  # weights on which the price of an entry is found
-_CHUNK = 1 << 16  # weights handled at once, so that they stay in the cache
+_CHUNK, _TURNED = 1 << 16, 1 << 19  # weights handled at once, so that they stay in the cache, or rows are long
 _INT8, _INT4 = (-127, 127), (-8, 7)
 
 Limits = tuple[int, int]
@@ -106,11 +108,32 @@ def _clips(matrix: Array, entries: int) -> Array:
 
 def _int4_scales(weight: Array) -> Array:
     """Scales (candidates, rows, groups), exact in float16, that put a group's largest, or next, value at -8 or at 7."""
-    size = np.abs(weight)
-    largest = np.take_along_axis(weight, size.argmax(axis=-1)[..., None], -1)[..., 0]
-    second = np.copysign(np.partition(size, -2, axis=-1)[..., -2], largest)
-    tops = [largest * shrink for shrink in _SHRINK] + [second * shrink for shrink in _SHRINK[::2]]
-    return np.stack([top / end for top in tops for end in _INT4]).astype(np.float16).astype(np.float32)
+    found = np.empty((2 * (len(_SHRINK) + len(_SHRINK[::2])), *weight.shape[:2]), np.float32)
+    for part in _parts(weight, _TURNED):
+        columns = _turned(weight[part])
+        sizes = np.abs(columns)
+        largest, peak, second = columns[0].copy(), sizes[0].copy(), np.zeros_like(sizes[0])
+        for value, size in zip(columns[1:], sizes[1:], strict=True):
+            np.copyto(largest, value, where=size > peak)
+            np.maximum(second, np.minimum(peak, size), out=second)
+            np.maximum(peak, size, out=peak)
+        np.copysign(second, largest, out=second)
+        tops = [largest * shrink for shrink in _SHRINK] + [second * shrink for shrink in _SHRINK[::2]]
+        ends = np.stack([top / end for top in tops for end in _INT4]).astype(np.float16)
+        found[:, part] = ends.reshape(len(found), -1, weight.shape[1])
+    return found
+
+
+def _parts(weight: Array, size: int) -> Iterator[slice]:
+    """Rows of (rows, groups, width), so many that they have about `size` weights."""
+    step = max(1, size // weight[0].size)
+    for start in range(0, len(weight), step):
+        yield slice(start, start + step)
+
+
+def _turned(weight: Array) -> Array:
+    """Short groups (rows, groups, width) as (width, rows · groups): NumPy is fast on long rows only."""
+    return np.ascontiguousarray(weight.reshape(-1, weight.shape[-1]).T)
 
 
 def _integers(weight: Array, scale: Array, limits: Limits) -> Array:
@@ -134,12 +157,24 @@ def _best_scale(weight: Array, energy: Array, scales: Array, limits: Limits, ent
     """The cheapest (rows, groups) of `scales` (candidates, rows, groups) for `weight` (rows, groups, width)."""
     price = _price(weight, energy, scales, limits, entries) if entries else np.float32(np.inf)
     best = np.empty(scales.shape[1:], np.float32)
-    step = max(1, _CHUNK // weight[0].size)
-    for start in range(0, len(weight), step):
-        part = slice(start, start + step)
-        costs = [np.minimum(_errors(weight[part], energy, s[part], limits), price).sum(axis=-1) for s in scales]
+    for part in _parts(weight, _CHUNK):
+        costs = _costs(weight[part], energy, scales[:, part], limits, price)
         best[part] = np.take_along_axis(scales[:, part], np.argmin(costs, axis=0)[None], 0)[0]
     return best
+
+
+def _costs(weight: Array, energy: Array, scales: Array, limits: Limits, price: np.float32) -> Array:
+    """Σ min(price, energy · error²) (candidates, rows, groups) over the width of `weight` (rows, groups, width).
+
+    In C, but the numbers are those of NumPy's sums of `_errors`.
+    """
+    rows, groups, width = weight.shape
+    arrays = [np.ascontiguousarray(a, np.float32) for a in (weight, energy, scales)]
+    costs = np.empty((len(scales), rows, groups), np.float32)
+    x, e, s, out = (ffi.from_buffer("float[]", a) for a in (*arrays, costs))
+    even = bool((energy == 1).all())
+    lib.scale_costs(x, ffi.NULL if even else e, s, out, len(scales), rows * groups, groups, width, *limits, price)
+    return costs
 
 
 def _price(weight: Array, energy: Array, scales: Array, limits: Limits, entries: int) -> np.float32:
