@@ -60,11 +60,11 @@ CLB_STATIC_WALK void multiply(const clb_matrix *m, const uint8_t *at, uint32_t o
 #undef TIMES
 }
 
-/* A row of sums times the matrix's scales, plus its biases. */
-OF_PANEL void finish(const clb_matrix *m, float *out, const float *total, uint32_t n, const float *scale,
-                     const float *bias)
+/* A row of n sums, times scales and plus biases as `which` says. */
+enum { SCALED = 1, BIASED = 2 };
+OF_PANEL void finish(int which, float *out, const float *total, uint32_t n, const float *scale, const float *bias)
 {
-    const int scaled = m->scaled, biased = !m->from_bias && m->bias != NULL;
+    const int scaled = which & SCALED, biased = which & BIASED;
     for (uint32_t i = 0; i < n; ++i) {
         const float value = scaled ? total[i] * scale[i] : total[i];
         out[i] = biased ? value + bias[i] : value;
@@ -76,6 +76,7 @@ OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
     float total[CLB_TILE][CLB_WIDTH], scales[CLB_WIDTH];
     const uint32_t width = CLB_PANEL == 1 ? CLB_LANES : blocks * CLB_LANES, rows = clb_rows(tile);
     const uint32_t at = first * CLB_LANES, outputs = clb_min(m->outputs - at, width);
+    const int which = (m->scaled ? SCALED : 0) | (m->bias != NULL && !m->from_bias ? BIASED : 0);
     const uint8_t *matrix = m->blocks + first * m->stride;
     const float *scale = (const float *)(const void *)matrix, *bias = m->bias == NULL ? NULL : m->bias + at;
     for (uint32_t row = 0; row < (CLB_TILE == 1 ? 1 : tile->computed); ++row) {
@@ -94,7 +95,7 @@ OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
         scale = scales;
     }
     for (uint32_t row = 0; row < rows; ++row) {
-        finish(m, tile->out[row] + at, total[row], outputs, scale, bias);
+        finish(which, tile->out[row] + at, total[row], outputs, scale, bias);
     }
 }
 
@@ -107,6 +108,7 @@ static void residual(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
     const uint32_t *starts = (const uint32_t *)(const void *)m->residual;
     const uint16_t *places = (const uint16_t *)(const void *)(starts + clb_residual_cells(m->outputs, m->cols) + 1);
     const uint16_t *values = places + m->entries;
+    const int quantized = m->quantized;
     for (uint32_t cell = first * segments; cell < end * segments; ++cell) {
         const uint32_t output = cell / segments * CLB_CELL_ROWS, input = cell % segments * CLB_CELL_COLS;
         const uint32_t last_output = clb_min(m->outputs - output, CLB_CELL_ROWS) - 1;
@@ -129,11 +131,8 @@ static void residual(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
                 const clb_record record = clb_record_at(tile->a[row], m->cols);
                 const int8_t *q = record.q + input;
                 const float *scale = record.scale + input / CLB_ACTIVATION_GROUP;
-                for (uint32_t i = 0; m->quantized && i < count; ++i) {
-                    part[i] = value[i] * ((float)q[k[i]] * scale[k[i] / CLB_ACTIVATION_GROUP]);
-                }
-                for (uint32_t i = 0; !m->quantized && i < count; ++i) {
-                    part[i] = value[i] * x[k[i]];
+                for (uint32_t i = 0; i < count; ++i) {
+                    part[i] = value[i] * (quantized ? (float)q[k[i]] * scale[k[i] / CLB_ACTIVATION_GROUP] : x[k[i]]);
                 }
                 for (uint32_t i = 0; i < count; ++i) {
                     out[n[i]] += part[i];

@@ -29,23 +29,16 @@ V vf f32_at(place p) { return _mm256_loadu_ps(p.first); }
 V vf f16_at(place p) { return _mm256_cvtph_ps(_mm_loadu_si128(p.first)); }
 V vi bytes_at(place p) { return _mm256_loadu_si256(p.first); }
 
-V vf byte_of(vi four, int i)
-{
-    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_sllv_epi32(four, words(24 - 8 * i)), 24));
-}
+V vi byte_in(vi four, int i) { return _mm256_srai_epi32(_mm256_sllv_epi32(four, words(24 - 8 * i)), 24); }
+V vf byte_of(vi four, int i) { return to_float(byte_in(four, i)); }
 
 V vi quad(const int8_t *q) { return words(clb_four(q)); }
-
 V vi pairs_to_words(vi pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 
 /* |x| is the unsigned operand, the weight takes x's sign: a pair of products never passes 2 · 127 · 127 < 2^15. */
 V q8sum q8_start(UNUSED uint32_t inputs) { return _mm256_setzero_si256(); }
 V q8w q8_weights(vi weights) { return weights; }
-V q8x q8_input(const int8_t *q)
-{
-    const vi input = quad(q);
-    return (q8x){input, _mm256_abs_epi8(input)};
-}
+V q8x q8_input(const int8_t *q) { return (q8x){quad(q), _mm256_abs_epi8(quad(q))}; }
 V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
 {
     const vi pairs = _mm256_maddubs_epi16(x.size, _mm256_sign_epi8(weights, x.input));

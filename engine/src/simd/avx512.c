@@ -35,10 +35,8 @@ V vf f16_at(place p)
     return _mm512_cvtph_ps(_mm256_inserti128_si256(first, _mm_loadu_si128(p.second), 1));
 }
 
-V vf byte_of(vi four, int i)
-{
-    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_sllv_epi32(four, words(24 - 8 * i)), 24));
-}
+V vi byte_in(vi four, int i) { return _mm512_srai_epi32(_mm512_sllv_epi32(four, words(24 - 8 * i)), 24); }
+V vf byte_of(vi four, int i) { return to_float(byte_in(four, i)); }
 
 V vi quad(const int8_t *q) { return words(clb_four(q)); }
 

@@ -29,10 +29,7 @@ V void prefetch(const uint8_t *at, size_t stride, uint32_t vectors)
     }
 }
 
-V void add_total(float *total, vf part)
-{
-    store(total, add(load(total), part));
-}
+V void add_total(float *total, vf part) { store(total, add(load(total), part)); }
 
 V place both_at(const uint8_t *first, size_t stride) { return (place){first, first + stride}; }
 

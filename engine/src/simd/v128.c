@@ -33,22 +33,14 @@ V vf load(const float *p)
     return v;
 }
 V void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
-V vf broadcast(const float *p)
-{
-    const floats x = {*p, *p, *p, *p};
-    return (vf){{x, x}};
-}
+V vf broadcast(const float *p) { return (vf){{{*p, *p, *p, *p}, {*p, *p, *p, *p}}}; }
 V vf add(vf a, vf b) { return (vf){{a.half[0] + b.half[0], a.half[1] + b.half[1]}}; }
 V vf mul(vf a, vf b) { return (vf){{a.half[0] * b.half[0], a.half[1] * b.half[1]}}; }
 V vf to_float(vi v)
 {
     return (vf){{__builtin_convertvector(v.half[0], floats), __builtin_convertvector(v.half[1], floats)}};
 }
-V vi same(int32_t n)
-{
-    const words w = {n, n, n, n};
-    return (vi){{w, w}};
-}
+V vi same(int32_t n) { return (vi){{{n, n, n, n}, {n, n, n, n}}}; }
 
 V vf f32_at(place p) { return load(p.first); }
 
@@ -84,10 +76,7 @@ V vi byte_of_all(vi four, int i) { return (vi){{byte_in(four.half[0], i), byte_i
 V vf byte_of(vi four, int i) { return to_float(byte_of_all(four, i)); }
 
 V vi low_nibbles(vi both) { return (vi){{both.half[0] & 0x0F0F0F0F, both.half[1] & 0x0F0F0F0F}}; }
-V vi high_nibbles(vi both)
-{
-    return (vi){{(words)((bits)both.half[0] >> 4) & 0x0F0F0F0F, (words)((bits)both.half[1] >> 4) & 0x0F0F0F0F}};
-}
+V vi high_nibbles(vi both) { return low_nibbles((vi){{both.half[0] >> 4, both.half[1] >> 4}}); }
 
 #if defined(__aarch64__) /* products of bytes */
 
