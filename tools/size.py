@@ -31,8 +31,9 @@ ENGINE = ROOT / "engine"
 LINE_LIMIT = 3000
 # The optional host layer: its own library, counted apart.
 HOST = ("colibri_host.h", "colibri_ring.h", "pool.o", "map.o", "prefetch.o")
-# The optional layer for language models: tokens, sampling, tokenizer.
-LANGUAGE = ("colibri_lm.h", "colibri_tokenizer.h")
+# The optional layer of language models: the tokenizer is its own library too, colibri_lm.h in the shared one.
+LM = ("colibri_tokenizer.h", "tokenizer.o", "tokenizer_open.o", "tokenizer_split.o", "tokenizer_text.o")
+OPTIONAL = (*HOST, *LM)
 STACK_FLAGS = " ".join(callgraph.FLAGS)
 
 _COMMENT_OR_TEXT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
@@ -56,19 +57,19 @@ def code_lines(text: str) -> int:
 def engine_lines(engine: Path = ENGINE) -> dict[str, int]:
     """Code lines of every source and header that makes the engine, by path relative to it."""
     files = [p for folder in ("include", "src") for p in (engine / folder).rglob("*") if p.suffix in (".c", ".h")]
-    files = [p for p in files if p.name not in (*HOST, *LANGUAGE)]
-    return {str(p.relative_to(engine)): code_lines(p.read_text(encoding="utf-8")) for p in sorted(files)}
-
-
-def language_lines(engine: Path = ENGINE) -> dict[str, int]:
-    """Code lines of the optional layer for language models, by path relative to the engine."""
-    files = [*(engine / "lm").iterdir(), *(p for n in LANGUAGE if (p := engine / "include" / n).exists())]
+    files = [p for p in files if p.name not in (*OPTIONAL, "colibri_lm.h")]
     return {str(p.relative_to(engine)): code_lines(p.read_text(encoding="utf-8")) for p in sorted(files)}
 
 
 def host_lines(engine: Path = ENGINE) -> dict[str, int]:
     """Code lines of the optional host layer, by path relative to the engine."""
     files = [*(engine / "host").iterdir(), *(engine / "include" / name for name in HOST if name.endswith(".h"))]
+    return {str(p.relative_to(engine)): code_lines(p.read_text(encoding="utf-8")) for p in sorted(files)}
+
+
+def lm_lines(engine: Path = ENGINE) -> dict[str, int]:
+    """Code lines of the optional layer of language models, by path relative to the engine."""
+    files = [*(engine / "lm").iterdir(), *(engine / "include" / name for name in ("colibri_lm.h", *LM) if name.endswith(".h"))]
     return {str(p.relative_to(engine)): code_lines(p.read_text(encoding="utf-8")) for p in sorted(files)}
 
 
@@ -107,7 +108,7 @@ def sections(obj: Path) -> dict[str, int]:
 
 def objects(directory: Path) -> list[Path]:
     """The objects of a build, by name."""
-    return sorted(p for p in directory.glob("*.o") if p.name not in HOST)
+    return sorted(p for p in directory.glob("*.o") if p.name not in OPTIONAL)
 
 
 def exported(library: Path) -> set[str]:
@@ -118,7 +119,7 @@ def exported(library: Path) -> set[str]:
 def declared(engine: Path = ENGINE) -> set[str]:
     """The functions the public headers declare for the shared library."""
     text = "".join(
-        p.read_text(encoding="utf-8") for p in sorted((engine / "include").glob("*.h")) if p.name not in HOST
+        p.read_text(encoding="utf-8") for p in sorted((engine / "include").glob("*.h")) if p.name not in OPTIONAL
     )
     return set(re.findall(r"^COLIBRI_API\b[^;(]*?\b(colibri_\w+)\s*\(", text, re.M))
 
@@ -128,7 +129,7 @@ def declared(engine: Path = ENGINE) -> set[str]:
 
 def call_graph(directory: Path, engine: Path = ENGINE) -> CallGraph:
     """The call graph of a build made with STACK_FLAGS by gcc; raises StackError where a pointer call is unknown."""
-    return callgraph.read(sorted(p for p in directory.glob("*.ci") if p.with_suffix(".o").name not in HOST), engine)
+    return callgraph.read(sorted(p for p in directory.glob("*.ci") if p.with_suffix(".o").name not in OPTIONAL), engine)
 
 
 # --- the report -------------------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ def measure(models: Sequence[str] = ()) -> dict[str, Any]:
         return {
             "code_lines": {**lines, "total": sum(lines.values()), "limit": LINE_LIMIT},
             "host_lines": {**host_lines(), "total": sum(host_lines().values())},
-            "language_lines": {**language_lines(), "total": sum(language_lines().values())},
+            "lm_lines": {**lm_lines(), "total": sum(lm_lines().values())},
             "sections": {
                 name: {o.stem: sections(o) for o in objects(directory)}
                 for name, directory in (("-Os", small), ("default", fast))
@@ -182,7 +183,7 @@ def report(figures: dict[str, Any]) -> str:
     limit = lines.pop("limit")
     parts = [_table("code lines", ["lines"], [*lines.items(), ("limit", limit)])]
     parts.append(_table("code lines, host layer", ["lines"], figures["host_lines"].items()))
-    parts.append(_table("code lines, language layer", ["lines"], figures["language_lines"].items()))
+    parts.append(_table("code lines, language models", ["lines"], figures["lm_lines"].items()))
     for flags, by_object in figures["sections"].items():
         names = ("text", "rodata", "data", "bss")
         total = [sum(sizes[n] for sizes in by_object.values()) for n in names]

@@ -151,7 +151,7 @@ int32_t colibri_lm_sample(colibri_sampler_t *s, float *logits, int n, int32_t *s
     for (int32_t i = 0; i < n; ++i) {
         const float weight = i == best ? 1.0f : clb_exp((logits[i] - largest) / s->temperature);
         weights[i] = weight >= 0.0f ? weight : 0.0f; /* a NaN */
-        lanes[i % CLB_LANES] += weights[i];
+        lanes[(uint32_t)i % CLB_LANES] += weights[i];
         scratch[i] = i;
     }
     order o = {.weights = weights, .heap = scratch, .n = n};

@@ -255,8 +255,8 @@ static size_t plain_spaces(uint8_t *text, size_t size)
 
 static int has_metaspace(const uint8_t *text, size_t size)
 {
-    for (const uint8_t *p = text; (p = memchr(p, 0xE2, size - (size_t)(p - text))) != NULL; ++p) {
-        if (p[1] == 0x96 && p[2] == 0x81) {
+    for (size_t at = 0; at < size; ++at) {
+        if (text[at] == 0xE2 && text[at + 1] == 0x96 && text[at + 2] == 0x81) {
             return 1;
         }
     }

@@ -1,8 +1,6 @@
 /* Opens tokenizer.bin: proves that no number in it leads outside it, so that nothing after needs to ask. */
 #include "tokenizer.h"
 
-#include "internal.h"
-
 typedef struct {
     const uint8_t *base;
     uint64_t at, size; /* at may pass size, and then nothing is read */
@@ -14,6 +12,21 @@ static const void *section(reader *r, uint64_t count, uint64_t bytes)
     const uint8_t *found = r->base + (r->at < r->size ? r->at : r->size);
     r->at += (count * bytes + 7) / 8 * 8;
     return found;
+}
+
+/* CRC-32 as zlib computes it. A copy of the engine's, so that this library needs no other. */
+static uint32_t crc32_of(const uint8_t *p, size_t bytes)
+{
+    static const uint32_t table[16] = {0x00000000, 0x1DB71064, 0x3B6E20C8, 0x26D930AC, 0x76DC4190, 0x6B6B51F4,
+                                       0x4DB26158, 0x5005713C, 0xEDB88320, 0xF00F9344, 0xD6D6A3E8, 0xCB61B38C,
+                                       0x9B64C2B0, 0x86D3D2D4, 0xA00AE278, 0xBDBDF21C};
+    uint32_t crc = 0xFFFFFFFFu;
+    for (size_t n = 0; n < bytes; ++n) {
+        crc ^= p[n];
+        crc = crc >> 4 ^ table[crc & 15u];
+        crc = crc >> 4 ^ table[crc & 15u];
+    }
+    return ~crc;
 }
 
 /* Whether all `count` numbers are less than `limit`, or NONE where that is allowed. */
@@ -171,13 +184,13 @@ static int open_file(clb_tokenizer *t, const uint8_t *file, size_t size)
     if (h->version != 1) {
         return COLIBRI_ERR_VERSION;
     }
-    if (clb_crc32(file, sizeof *h - sizeof h->header_crc) != h->header_crc || h->total_bytes < sizeof *h) {
+    if (crc32_of(file, sizeof *h - sizeof h->header_crc) != h->header_crc || h->total_bytes < sizeof *h) {
         return COLIBRI_ERR_TOKENIZER;
     }
     if (size < h->total_bytes) {
         return COLIBRI_ERR_TRUNCATED;
     }
-    if (clb_crc32(file + sizeof *h, h->total_bytes - sizeof *h) != h->body_crc) {
+    if (crc32_of(file + sizeof *h, h->total_bytes - sizeof *h) != h->body_crc) {
         return COLIBRI_ERR_CHECKSUM;
     }
     if (!header_fits(h)) {

@@ -17,13 +17,11 @@
 
 /* Unions rather than memcpy: freestanding builds may not turn a call into a move. */
 static inline uint32_t clb_bits(float x) {
-    union { float f; uint32_t u; } cast = {.f = x};
-    return cast.u;
+    return ((union { float f; uint32_t u; }){.f = x}).u;
 }
 
 static inline float clb_from_bits(uint32_t u) {
-    union { uint32_t u; float f; } cast = {.u = u};
-    return cast.f;
+    return ((union { uint32_t u; float f; }){.u = u}).f;
 }
 
 static inline float clb_inf(void) { return clb_from_bits(0x7f800000u); }

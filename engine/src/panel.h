@@ -15,9 +15,19 @@
 /* Where lanes are no vector, each has a register. */
 #if CLB_SCALAR
 #define ALL_LANES UNROLL for (uint32_t lane = 0; lane < CLB_LANES; ++lane)
+#define OF_PANEL static inline
 #else
+#define OF_PANEL static __attribute__((noinline)) /* in panel itself, gcc keeps vectors across other calls */
 #define ALL_LANES for (uint32_t lane = 0; lane < CLB_LANES; ++lane)
 #endif
+
+#define V static inline __attribute__((always_inline))
+#define UNUSED __attribute__((unused))
+
+/* Where two blocks of 8 output rows have something; a vector that is one block reads the first. */
+typedef struct {
+    const void *first, *second;
+} place;
 
 /* total[row][output] += the product of `outputs` rows of a matrix, in blocks `stride` bytes apart, with the tile's rows `a`;
  * it may compute what fills the last block. The including file has one for each layout, for float rows and for quantised
@@ -50,37 +60,42 @@ CLB_STATIC_WALK void multiply(const clb_matrix *m, const uint8_t *at, uint32_t o
 #undef TIMES
 }
 
+/* A row of n sums, times scales and plus biases as `which` says. */
+enum { SCALED = 1, BIASED = 2 };
+OF_PANEL void finish(int which, float *out, const float *total, uint32_t n, const float *scale, const float *bias)
+{
+    const int scaled = which & SCALED, biased = which & BIASED;
+    for (uint32_t i = 0; i < n; ++i) {
+        const float value = scaled ? total[i] * scale[i] : total[i];
+        out[i] = biased ? value + bias[i] : value;
+    }
+}
+
 OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t blocks)
 {
     float total[CLB_TILE][CLB_WIDTH], scales[CLB_WIDTH];
     const uint32_t width = CLB_PANEL == 1 ? CLB_LANES : blocks * CLB_LANES, rows = clb_rows(tile);
     const uint32_t at = first * CLB_LANES, outputs = clb_min(m->outputs - at, width);
+    const int which = (m->scaled ? SCALED : 0) | (m->bias != NULL && !m->from_bias ? BIASED : 0);
     const uint8_t *matrix = m->blocks + first * m->stride;
     const float *scale = (const float *)(const void *)matrix, *bias = m->bias == NULL ? NULL : m->bias + at;
-    const int scaled = m->scaled, last = bias != NULL && !m->from_bias;
     for (uint32_t row = 0; row < (CLB_TILE == 1 ? 1 : tile->computed); ++row) {
-        for (uint32_t i = 0; i < width; i += CLB_LANES) {
-            ALL_LANES {
-                total[row][i + lane] = 0.0f;
-            }
+        UNROLL for (uint32_t i = 0; i < width; ++i) {
+            total[row][i] = 0.0f;
         }
         for (uint32_t i = 0; m->from_bias && bias != NULL && i < outputs; ++i) {
             total[row][i] = bias[i];
         }
     }
     multiply(m, matrix, outputs, tile, total);
-    if (CLB_PANEL > 1 && scaled) { /* side by side */
+    if (CLB_PANEL > 1 && m->scaled) { /* side by side */
         for (uint32_t b = 0; b < blocks; ++b) {
             memcpy(scales + b * CLB_LANES, matrix + b * m->stride, CLB_LANES * sizeof(float));
         }
         scale = scales;
     }
     for (uint32_t row = 0; row < rows; ++row) {
-        float *out = tile->out[row] + at;
-        for (uint32_t i = 0; i < outputs; ++i) {
-            const float value = scaled ? total[row][i] * scale[i] : total[row][i];
-            out[i] = last ? value + bias[i] : value;
-        }
+        finish(which, tile->out[row] + at, total[row], outputs, scale, bias);
     }
 }
 
@@ -93,6 +108,7 @@ static void residual(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
     const uint32_t *starts = (const uint32_t *)(const void *)m->residual;
     const uint16_t *places = (const uint16_t *)(const void *)(starts + clb_residual_cells(m->outputs, m->cols) + 1);
     const uint16_t *values = places + m->entries;
+    const int quantized = m->quantized;
     for (uint32_t cell = first * segments; cell < end * segments; ++cell) {
         const uint32_t output = cell / segments * CLB_CELL_ROWS, input = cell % segments * CLB_CELL_COLS;
         const uint32_t last_output = clb_min(m->outputs - output, CLB_CELL_ROWS) - 1;
@@ -115,11 +131,8 @@ static void residual(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
                 const clb_record record = clb_record_at(tile->a[row], m->cols);
                 const int8_t *q = record.q + input;
                 const float *scale = record.scale + input / CLB_ACTIVATION_GROUP;
-                for (uint32_t i = 0; m->quantized && i < count; ++i) {
-                    part[i] = value[i] * ((float)q[k[i]] * scale[k[i] / CLB_ACTIVATION_GROUP]);
-                }
-                for (uint32_t i = 0; !m->quantized && i < count; ++i) {
-                    part[i] = value[i] * x[k[i]];
+                for (uint32_t i = 0; i < count; ++i) {
+                    part[i] = value[i] * (quantized ? (float)q[k[i]] * scale[k[i] / CLB_ACTIVATION_GROUP] : x[k[i]]);
                 }
                 for (uint32_t i = 0; i < count; ++i) {
                     out[n[i]] += part[i];

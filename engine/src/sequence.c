@@ -252,13 +252,13 @@ CLB_STATIC_WALK void attend(void *arg, uint32_t index)
 
 CLB_STATIC_WALK void run_attention(const clb_op *op, uint32_t samples, const clb_frame *frame)
 {
-    enum { PARALLEL_MACS = 1 << 15 }; /* below, handing work to threads costs more than it saves */
+    enum { SPREAD_MACS = 1 << 15 }; /* below, handing work to threads costs more than it saves */
     attention t = {.op = op, .frame = frame, .c = cache_of(op, frame), .samples = samples};
     t.sinks = (const float *)(const void *)clb_tensor_at(frame, op->w0);
     t.group = op->rows / t.c.heads;
     t.tiles = clb_ceil(samples * t.group, CLB_TILE);
     const uint64_t macs = (uint64_t)samples * op->rows * (frame->position + samples) * (t.c.key + t.c.value);
-    if (frame->ctx->parallel != NULL && macs >= PARALLEL_MACS && t.c.heads * t.tiles > 1) {
+    if (frame->ctx->parallel != NULL && macs >= SPREAD_MACS && t.c.heads * t.tiles > 1) {
         frame->ctx->parallel(frame->ctx->parallel_user, attend, &t, t.c.heads * t.tiles);
         return;
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import shutil
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -54,6 +55,7 @@ class Tokenizer:
             raise ModelError(
                 f"{path} is not a tokenizer the tokenizers library reads ({error}): copy it again"
             ) from None
+        self._lock = threading.Lock()  # whether special tokens are parsed is a state of the library's object
         self._library.no_truncation()
         self._library.no_padding()
         self._config = self._read("tokenizer_config.json")
@@ -128,9 +130,10 @@ class Tokenizer:
         """
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         try:
-            self._library.encode_special_tokens = not parse
-            ids: list[int] = self._library.encode(text, add_special_tokens=special).ids
-        except UnicodeEncodeError:
+            with self._lock:
+                self._library.encode_special_tokens = not parse
+                ids: list[int] = self._library.encode(text, add_special_tokens=special).ids
+        except (UnicodeEncodeError, TypeError):
             raise ModelError("the text holds half of a surrogate pair: encode it with errors='replace' first") from None
         return ids
 
@@ -209,7 +212,7 @@ class Tokenizer:
                 } | templates
         if not templates:
             raise ModelError(
-                f"{self.directory} has no chat template: it may be a base model, which continues text (encode); if not, "
+                f"{self.directory} has no chat template: it may be a base model, which continues text; if not, "
                 "put the template of its model card into chat_template.jinja"
             )
         wanted = "default" if name is None else name

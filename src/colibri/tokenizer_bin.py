@@ -276,8 +276,15 @@ class _Writer:
         _decoder(self.spec, plan)
         before, after = _template(self.spec)
         self.vocab: dict[str, int] = self.model["vocab"]
-        self.added: list[dict[str, Any]] = [a for a in self.spec.get("added_tokens") or [] if a["content"]]
-        self.text = {i: t for t, i in self.vocab.items()} | {a["id"]: a["content"] for a in self.added}
+        # The library numbers added tokens anew where the file's numbers leave a gap.
+        self.added: list[dict[str, Any]] = [
+            token | {"id": self.library.token_to_id(token["content"])}
+            for token in self.spec.get("added_tokens") or []
+            if token["content"]
+        ]
+        # The library's own word: in its vocabulary an added token may have been normalised.
+        ids = {*self.vocab.values(), *(a["id"] for a in self.added)}
+        self.text: dict[int, str] = {i: self.library.id_to_token(i) for i in ids}
         self.size = max(self.text, default=-1) + 1
         if not 0 < self.size < 1 << 24 or len(set(self.vocab.values())) != len(self.vocab):
             raise refuse("the vocabulary is empty, has over 16 million ids, or has an id twice")
@@ -535,7 +542,7 @@ class _Writer:
 
 
 def _tries(*tries: dict[bytes, dict[str, Any]]) -> tuple[list[tuple[int, int, int, int, int]], list[int]]:
-    """The nodes of several tries, first all roots, those of one parent together and sorted; and the numbers of roots."""
+    """The nodes of several tries, first all roots, a parent's together and sorted; and the numbers of roots."""
     nodes: list[tuple[int, int, int, int, int]] = []
     roots: list[int] = []
     level = [(-1, 0, trie) for trie in tries]

@@ -20,9 +20,18 @@ WORD = "<word>"  # what `single_word` of an added token calls a part of a word
 Classes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
+# Planes 4 to 16 hold nothing but tags and selectors at the start of plane 14, characters for private use, and the same
+# noncharacters at their ends: the middle of a plane is what its 4,096th character is.
+_FULL, _HEAD, _TAIL = 0x40000, 0x1000, 0x100
+
+
 @functools.cache
 def _characters() -> tuple[str, np.ndarray[Any, np.dtype[np.int64]]]:
-    points = np.concatenate([np.arange(0xD800), np.arange(0xE000, CODE_POINTS)])
+    """The characters that are asked about, and their code points."""
+    parts = [np.arange(0xD800), np.arange(0xE000, _FULL)]
+    for plane in range(_FULL, CODE_POINTS, 0x10000):
+        parts += [np.arange(plane, plane + _HEAD), np.arange(plane + 0x10000 - _TAIL, plane + 0x10000)]
+    points = np.concatenate(parts)
     return "".join(map(chr, points)), points
 
 
@@ -65,6 +74,8 @@ def partition(atoms: tuple[str, ...]) -> tuple[Classes, tuple[tuple[bool, ...], 
     classes = np.zeros(CODE_POINTS, np.uint8)
     lengths = np.diff(np.append(starts, len(text)))
     classes[points] = np.repeat(of_run.reshape(-1).astype(np.uint8), lengths)
+    for plane in range(_FULL, CODE_POINTS, 0x10000):
+        classes[plane + _HEAD : plane + 0x10000 - _TAIL] = classes[plane + _HEAD - 1]
     return classes, tuple(tuple(bool(x) for x in row) for row in kinds)
 
 

@@ -116,7 +116,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "gpt_oss": {
         "": {}, "listed": {"layer_types": ["full_attention", "sliding_attention"]},
         "all see all": {"layer_types": ["full_attention"] * 2}, "no bias": {"attention_bias": False},
-        "limits": {"swiglu_limit": 0.6, "swiglu_alpha": 1.1}, "plain": rope("default"),
+        "limits": {"swiglu_limit": 0.6, "swiglu_alpha": 1.1, "sliding_window": 5}, "plain": rope("default"),
         "tied": {"tie_word_embeddings": True, "rms_norm_eps": 0.1, "head_dim": 12, "num_experts_per_tok": 3},
     },
     "lfm2_moe": {
@@ -126,8 +126,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "untied": {"tie_word_embeddings": False, "norm_eps": 0.1},
     },
     "deepseek_v2": {
-        "": {}, "groups": {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5},
-        "plain queries": {"q_lora_rank": None, "n_shared_experts": 2}, "bias": {"attention_bias": True, "mlp_bias": True},
+        "": {}, "groups": {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+                           "routed_scaling_factor": 1.5},
+        "plain queries": {"q_lora_rank": None, "n_shared_experts": 2},
+        "bias": {"attention_bias": True, "mlp_bias": True},
         "yarn": rope("yarn", **YARN, mscale=0.7, mscale_all_dim=0.9), "no dense": NO_DENSE,
         "tied": {"tie_word_embeddings": True, "rms_norm_eps": 0.1, "hidden_act": "gelu"},
     },
@@ -142,7 +144,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "glm4_moe": {
         "": {}, "norms": {"use_qk_norm": True, **NO_DENSE}, "bias": {"attention_bias": True, "n_shared_experts": 2},
         "quarter": rope("default", partial_rotary_factor=0.25), "whole": rope("default", partial_rotary_factor=1.0),
-        "groups": {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}, "plain weights": {"norm_topk_prob": False},
+        "groups": {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
+        "plain weights": {"norm_topk_prob": False},
         "yarn": rope("yarn", **YARN, partial_rotary_factor=0.5),
         "tied": {"tie_word_embeddings": True, "rms_norm_eps": 0.1},
     },
@@ -197,10 +200,8 @@ class Model:
         return logits
 
     def _seen(self, module: nn.Module, args: Any, result: Any) -> None:
-        if type(module).__name__ == "Llama4Router":
-            chosen = result[1].topk(module.top_k, dim=-1).indices
-        else:
-            chosen = result[2]
+        own = type(module).__name__ == "Llama4Router"
+        chosen = result[1].topk(module.top_k, dim=-1).indices if own else result[2]
         self.routes.append(np.sort(chosen.reshape(-1, chosen.shape[-1]).numpy(), -1))
 
 
@@ -216,7 +217,6 @@ def make(family: str, directory: Path, settings: Mapping[str, Any], dtype: Any =
     torch.manual_seed(seed)
     module = architecture(config).eval()
     with torch.no_grad():
-        # The clock of names, not of the module's own seed, decides: a family gives the same numbers whatever it adds.
         for name, value in [*module.named_parameters(), *module.named_buffers()]:
             if "inv_freq" in name:
                 continue
@@ -234,3 +234,83 @@ def make(family: str, directory: Path, settings: Mapping[str, Any], dtype: Any =
     if dtype != torch.float32:
         module = architecture.from_pretrained(directory, dtype=torch.float32).eval()
     return Model(module, directory)
+
+
+def _released(kind: str, architecture: str, sizes: tuple[int, int, int, int], **more: Any) -> dict[str, Any]:
+    hidden, layers, heads, kv = sizes
+    return {
+        "architectures": [architecture], "model_type": kind, "hidden_size": hidden, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv, "torch_dtype": "bfloat16", "hidden_act": "silu",
+        "transformers_version": "4.46.0", "use_cache": True, "initializer_range": 0.02, "attention_dropout": 0.0,
+        **more,
+    }  # fmt: skip
+
+
+# What configurations say that are spread with the models, where it is more than the class of today writes.
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+LATENT_RELEASED = {
+    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "ep_size": 1,
+    "moe_layer_freq": 1, "pretraining_tp": 1, "attention_bias": False, "aux_loss_alpha": 0.001, "seq_aux": True,
+    "rope_theta": 10000, "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekConfig"},
+}  # fmt: skip
+RELEASED: dict[str, dict[str, Any]] = {
+    "Mixtral-8x7B": _released("mixtral", "MixtralForCausalLM", (4096, 32, 32, 8), rope_theta=1e6, sliding_window=None,
+                              router_aux_loss_coef=0.02, max_position_embeddings=32768),
+    "OLMoE-1B-7B": _released("olmoe", "OlmoeForCausalLM", (2048, 16, 16, 16), clip_qkv=None, rope_scaling=None,
+                             rope_theta=10000.0, norm_topk_prob=False, attention_bias=False),
+    "Qwen1.5-MoE": _released("qwen2_moe", "Qwen2MoeForCausalLM", (2048, 24, 16, 16), max_window_layers=21,
+                             sliding_window=32768, use_sliding_window=False, decoder_sparse_step=1, rope_theta=1e6),
+    "Qwen3-30B-A3B": _released("qwen3_moe", "Qwen3MoeForCausalLM", (2048, 48, 32, 4), head_dim=128, rope_scaling=None,
+                               max_window_layers=48, mlp_only_layers=[], norm_topk_prob=True, sliding_window=None,
+                               use_sliding_window=False, rope_theta=1e6, num_experts=128),
+    "Phi-3.5-MoE": _released(
+        "phimoe", "PhiMoEForCausalLM", (4096, 32, 32, 8), hidden_dropout=0.0, input_jitter_noise=0.01,
+        lm_head_bias=True, attention_bias=True, original_max_position_embeddings=4096, sliding_window=131072,
+        rope_scaling={"type": "longrope", "short_factor": [1.0] * 64, "long_factor": [2.0] * 64, "short_mscale": 1.24,
+                      "long_mscale": 1.24, "original_max_position_embeddings": 4096}),
+    "gpt-oss-20b": _released(
+        "gpt_oss", "GptOssForCausalLM", (2880, 24, 64, 8), experts_per_token=4, num_experts_per_tok=4, head_dim=64,
+        initial_context_length=4096, layer_types=["sliding_attention", "full_attention"] * 12, swiglu_limit=7.0,
+        rope_theta=150000, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+        rope_scaling={"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+                      "original_max_position_embeddings": 4096}),
+    "DeepSeek-V2-Lite": _released(
+        "deepseek_v2", "DeepseekV2ForCausalLM", (2048, 27, 16, 16), **LATENT_RELEASED, q_lora_rank=None, n_group=1,
+        topk_group=1, topk_method="greedy", scoring_func="softmax", norm_topk_prob=False, num_experts_per_tok=6,
+        rope_scaling={"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 0.707,
+                      "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096}),
+    "DeepSeek-V3": _released(
+        "deepseek_v3", "DeepseekV3ForCausalLM", (7168, 61, 128, 128), **LATENT_RELEASED, topk_method="noaux_tc",
+        scoring_func="sigmoid", num_nextn_predict_layers=1, quantization_config={**FP8, "fmt": "e4m3"}),
+    "Kimi-K2": _released(
+        "kimi_k2", "DeepseekV3ForCausalLM", (7168, 61, 64, 64), **LATENT_RELEASED, topk_method="noaux_tc", n_group=1,
+        topk_group=1, n_routed_experts=384, num_nextn_predict_layers=0, quantization_config={**FP8, "fmt": "e4m3"}),
+    "GLM-4.5": _released("glm4_moe", "Glm4MoeForCausalLM", (5120, 92, 96, 8), head_dim=128, partial_rotary_factor=0.5,
+                         rope_scaling=None, rope_theta=1000000, use_qk_norm=True, attention_bias=True,
+                         num_nextn_predict_layers=1, first_k_dense_replace=3),
+    "ERNIE-4.5-21B-A3B": _released(
+        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", (2560, 28, 20, 4), head_dim=128, moe_capacity=[64, 64, 64],
+        moe_gate="topk", moe_use_aux_free=True, num_nextn_predict_layers=1, use_rmsnorm=True, rope_theta=500000),
+    "Hunyuan-A13B": _released(
+        "hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", (4096, 2, 32, 8), attention_head_dim=128, intermediate_size=3072,
+        moe_intermediate_size=[3072, 3072], num_shared_expert=[1, 1], moe_topk=[8, 8], num_experts=64, use_cla=False,
+        cla_share_factor=2, norm_topk_prob=True, use_qk_norm=True, routed_scaling_factor=False, n_group=False,
+        moe_layer_num_skipped=0, use_mixed_mlp_moe=True, dense_list=[4096, 0], kv_lora_rank=None,
+        rope_scaling={"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1,
+                      "mscale": 1.0, "mscale_all_dim": 1.0}),
+    "MiniMax-M2": _released(
+        "minimax_m2", "MiniMaxM2ForCausalLM", (3072, 62, 48, 8), head_dim=128, rotary_dim=64, rope_theta=5000000,
+        attn_type_list=[1] * 62, use_mtp=True, num_mtp_modules=3, mtp_transformer_layers=1, qk_norm_type="per_layer",
+        use_qk_norm=True, scoring_func="sigmoid", use_routing_bias=True, shared_intermediate_size=0,
+        quantization_config={**FP8, "fmt": "float8_e4m3fn"}),
+    "granite-3.0-1b-a400m": _released("granitemoe", "GraniteMoeForCausalLM", (1024, 24, 16, 8), rope_scaling=None,
+                                      embedding_multiplier=12.0, logits_scaling=6.0, residual_multiplier=0.22,
+                                      attention_multiplier=0.015625, tie_word_embeddings=True),
+    "Llama-4-Scout": {
+        "architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "vision_config": {},
+        "text_config": _released(
+            "llama4_text", "Llama4ForCausalLM", (5120, 48, 40, 8), attn_temperature_tuning=4, no_rope_layers=[],
+            for_llm_compressor=False, _attn_implementation_autoset=True, head_dim=128, rope_theta=500000.0,
+            rope_scaling={"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0,
+                          "original_max_position_embeddings": 8192})},
+}  # fmt: skip

@@ -1356,7 +1356,7 @@ def header_attack(field: str) -> str:
     return next(n for n in ATTACKS if n.startswith(f"header {field} "))
 
 
-HOST_TESTS = Path(__file__).resolve().parents[1] / "host"
+OPTIONAL_TESTS = [Path(__file__).resolve().parents[1] / layer for layer in ("host", "lm")]
 PROVOKED: dict[str, Callable[[], int]] = {
     "OK": lambda: check_of(image("top1")),
     "NULL": lambda: int(lib.colibri_check(ffi.NULL, 0, lib.COLIBRI_CHECK_STRUCTURE)),
@@ -1382,8 +1382,9 @@ NOT_HERE = {"BIG_ENDIAN"}  # needs a big-endian machine
 def test_every_error_can_be_provoked(name: str) -> None:
     if name in PROVOKED:
         assert spec.ERRORS[PROVOKED[name]()][0] == name
-    else:  # the host layer's, which has a library and tests of its own
-        provoked = "".join(path.read_text(encoding="utf-8") for path in HOST_TESTS.glob("test_*.py"))
+    else:  # of the host layer or the tokenizer, which have libraries and tests of their own
+        tests = [path for folder in OPTIONAL_TESTS for path in folder.glob("test_*.py")]
+        provoked = "".join(path.read_text(encoding="utf-8") for path in tests)
         assert re.search(rf'== \(*"{name}"|, "{name}"|"OK", "{name}"|!= COLIBRI_ERR_{name}\b', provoked), (
-            f"no test provokes COLIBRI_ERR_{name}: add the way to PROVOKED, or a test to tests/host"
+            f"no test provokes COLIBRI_ERR_{name}: add the way to PROVOKED, or a test to tests/host or tests/lm"
         )

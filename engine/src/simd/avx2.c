@@ -9,7 +9,6 @@
 #include "../vector.h"
 
 #define WIDE 1
-#define V static inline __attribute__((always_inline))
 
 typedef __m256 vf;
 typedef __m256i vi;
@@ -20,52 +19,26 @@ typedef __m256i q8w, q8sum, q4x, q4sum;
 
 V vf load(const float *p) { return _mm256_loadu_ps(p); }
 V void store(float *p, vf v) { _mm256_storeu_ps(p, v); }
-V vf zero(void) { return _mm256_setzero_ps(); }
 V vf add(vf a, vf b) { return _mm256_add_ps(a, b); }
 V vf mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 V vf broadcast(const float *p) { return _mm256_broadcast_ss(p); }
 V vf to_float(vi v) { return _mm256_cvtepi32_ps(v); }
 V vi words(int32_t n) { return _mm256_set1_epi32(n); }
 
-V vf f32_at(const uint8_t *p, size_t stride)
-{
-    (void)stride;
-    return _mm256_loadu_ps((const float *)(const void *)p);
-}
+V vf f32_at(place p) { return _mm256_loadu_ps(p.first); }
+V vf f16_at(place p) { return _mm256_cvtph_ps(_mm_loadu_si128(p.first)); }
+V vi bytes_at(place p) { return _mm256_loadu_si256(p.first); }
 
-V vf f16_at(const uint8_t *p, size_t stride)
-{
-    (void)stride;
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
-}
-
-V vi bytes_at(const uint8_t *p, size_t stride)
-{
-    (void)stride;
-    return _mm256_loadu_si256((const __m256i *)(const void *)p);
-}
-
-V vf byte_of(vi four, int i)
-{
-    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_sllv_epi32(four, words(24 - 8 * i)), 24));
-}
+V vi byte_in(vi four, int i) { return _mm256_srai_epi32(_mm256_sllv_epi32(four, words(24 - 8 * i)), 24); }
+V vf byte_of(vi four, int i) { return to_float(byte_in(four, i)); }
 
 V vi quad(const int8_t *q) { return words(clb_four(q)); }
-
 V vi pairs_to_words(vi pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 
 /* |x| is the unsigned operand, the weight takes x's sign: a pair of products never passes 2 · 127 · 127 < 2^15. */
-V q8sum q8_start(const clb_record *x, uint32_t start, uint32_t end)
-{
-    (void)x, (void)start, (void)end;
-    return _mm256_setzero_si256();
-}
+V q8sum q8_start(UNUSED uint32_t inputs) { return _mm256_setzero_si256(); }
 V q8w q8_weights(vi weights) { return weights; }
-V q8x q8_input(const int8_t *q)
-{
-    const vi input = quad(q);
-    return (q8x){input, _mm256_abs_epi8(input)};
-}
+V q8x q8_input(const int8_t *q) { return (q8x){quad(q), _mm256_abs_epi8(quad(q))}; }
 V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
 {
     const vi pairs = _mm256_maddubs_epi16(x.size, _mm256_sign_epi8(weights, x.input));
@@ -74,18 +47,16 @@ V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
 
 V vi q8_end(q8sum sum) { return sum; }
 
-/* Eight products of pairs are added in 16 bits, within 8 · 2 · 15 · 127 < 2^15. */
-V q4sum q4_start(int32_t inputs)
+/* Eight products of pairs are added in 16 bits; one half of each starts at -8 · Σ inputs, all 32 of them. The sums wrap on
+ * their way, but end within 8 · 2 · 15 · 127 < 2^15 and, (weight - 8) · input over 16 of them and -8 · input over the
+ * others, within 2 · 16 · 8 · 127 < 2^15. */
+V q4sum q4_start(uint32_t inputs)
 {
-    (void)inputs;
-    return _mm256_setzero_si256();
+    return _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi32(words((int32_t)inputs), 16 + 3));
 }
 V q4x q4_input(const int8_t *q) { return quad(q); }
 V q4sum q4_dot(q4sum pairs, vi nibbles, q4x x) { return _mm256_add_epi16(pairs, _mm256_maddubs_epi16(nibbles, x)); }
-V vi q4_end(q4sum pairs, int32_t inputs)
-{
-    return _mm256_sub_epi32(pairs_to_words(pairs), _mm256_slli_epi32(words(inputs), 3));
-}
+V vi q4_end(q4sum pairs) { return pairs_to_words(pairs); }
 V vi low_nibbles(vi both) { return _mm256_and_si256(both, _mm256_set1_epi8(15)); }
 V vi high_nibbles(vi both) { return low_nibbles(_mm256_srli_epi16(both, 4)); }
 

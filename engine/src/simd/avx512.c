@@ -9,52 +9,40 @@
 #include "../vector.h"
 
 #define WIDE 2
-#define V static inline __attribute__((always_inline))
 
 typedef __m512 vf;
 typedef __m512i vi, q8w, q8x, q8sum, q4x, q4sum;
 
 V vf load(const float *p) { return _mm512_loadu_ps(p); }
 V void store(float *p, vf v) { _mm512_storeu_ps(p, v); }
-V vf zero(void) { return _mm512_setzero_ps(); }
 V vf add(vf a, vf b) { return _mm512_add_ps(a, b); }
 V vf mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 V vf broadcast(const float *p) { return _mm512_set1_ps(*p); }
 V vf to_float(vi v) { return _mm512_cvtepi32_ps(v); }
 V vi words(int32_t n) { return _mm512_set1_epi32(n); }
 
-V vi bytes_at(const uint8_t *p, size_t stride)
+V vi bytes_at(place p)
 {
-    const __m256i low = _mm256_loadu_si256((const __m256i *)(const void *)p);
-    return _mm512_inserti64x4(_mm512_castsi256_si512(low), _mm256_loadu_si256((const __m256i *)(const void *)(p + stride)), 1);
+    const __m512i first = _mm512_castsi256_si512(_mm256_loadu_si256(p.first));
+    return _mm512_inserti64x4(first, _mm256_loadu_si256(p.second), 1);
 }
 
-V vf f32_at(const uint8_t *p, size_t stride) { return _mm512_castsi512_ps(bytes_at(p, stride)); }
+V vf f32_at(place p) { return _mm512_castsi512_ps(bytes_at(p)); }
 
-V vf f16_at(const uint8_t *p, size_t stride)
+V vf f16_at(place p)
 {
-    const __m128i low = _mm_loadu_si128((const __m128i *)(const void *)p);
-    const __m128i high = _mm_loadu_si128((const __m128i *)(const void *)(p + stride));
-    return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
+    const __m256i first = _mm256_castsi128_si256(_mm_loadu_si128(p.first));
+    return _mm512_cvtph_ps(_mm256_inserti128_si256(first, _mm_loadu_si128(p.second), 1));
 }
 
-V vf byte_of(vi four, int i)
-{
-    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_sllv_epi32(four, words(24 - 8 * i)), 24));
-}
+V vi byte_in(vi four, int i) { return _mm512_srai_epi32(_mm512_sllv_epi32(four, words(24 - 8 * i)), 24); }
+V vf byte_of(vi four, int i) { return to_float(byte_in(four, i)); }
 
 V vi quad(const int8_t *q) { return words(clb_four(q)); }
 
 /* The weight plus 128 is the unsigned operand, so 128 · Σ inputs is taken off from the start; over a group of 128 inputs all
  * stays within 2 · 128 · 255 · 127 < 2^23. */
-V q8sum q8_start(const clb_record *x, uint32_t start, uint32_t end)
-{
-    uint32_t inputs = 0;
-    for (uint32_t g = start / CLB_WEIGHT_GROUP; g < clb_ceil(end, CLB_WEIGHT_GROUP); ++g) {
-        inputs += (uint32_t)x->sum[g];
-    }
-    return words((int32_t)(0u - 128u * inputs));
-}
+V q8sum q8_start(uint32_t inputs) { return words((int32_t)(0u - 128u * inputs)); }
 V q8w q8_weights(vi weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8(-128)); }
 V q8x q8_input(const int8_t *q) { return quad(q); }
 V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
@@ -65,14 +53,10 @@ V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
 
 V vi q8_end(q8sum sum) { return sum; }
 
-V q4sum q4_start(int32_t inputs) { return words((int32_t)(0u - 8u * (uint32_t)inputs)); }
+V q4sum q4_start(uint32_t inputs) { return words((int32_t)(0u - 8u * inputs)); }
 V q4x q4_input(const int8_t *q) { return quad(q); }
 V q4sum q4_dot(q4sum sum, vi nibbles, q4x x) { return q8_dot(sum, nibbles, x); }
-V vi q4_end(q4sum sum, int32_t inputs)
-{
-    (void)inputs;
-    return sum;
-}
+V vi q4_end(q4sum sum) { return sum; }
 V vi low_nibbles(vi both) { return _mm512_and_si512(both, _mm512_set1_epi8(15)); }
 V vi high_nibbles(vi both) { return low_nibbles(_mm512_srli_epi16(both, 4)); }
 

@@ -68,8 +68,7 @@ static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER
 
 #define NAME "dsp"
 
-/* Two of four bytes, the first and third or the second and fourth, as 16-bit numbers. */
-static inline int16x2_t even_of(uint32_t four) { return __sxtb16(four); }
+/* The second and fourth of four bytes, as 16-bit numbers; __sxtb16 has the first and third. */
 static inline int16x2_t odd_of(uint32_t four)
 {
     int16x2_t pair;
@@ -79,9 +78,9 @@ static inline int16x2_t odd_of(uint32_t four)
 
 static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER], uint32_t inputs)
 {
-    const int16x2_t even = even_of(inputs), odd = odd_of(inputs);
+    const int16x2_t even = __sxtb16(inputs), odd = odd_of(inputs);
     UNROLL for (uint32_t i = 0; i < QUARTER; ++i) {
-        sum[i] = __smlad(even_of(weights[i]), even, __smlad(odd_of(weights[i]), odd, sum[i]));
+        sum[i] = __smlad(__sxtb16(weights[i]), even, __smlad(odd_of(weights[i]), odd, sum[i]));
     }
 }
 #else

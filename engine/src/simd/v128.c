@@ -13,7 +13,6 @@
 #include "../vector.h"
 
 #define WIDE 1
-#define V static inline __attribute__((always_inline))
 #define BOTH for (int h = 0; h < 2; ++h)
 
 typedef float floats __attribute__((vector_size(16)));
@@ -34,41 +33,28 @@ V vf load(const float *p)
     return v;
 }
 V void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
-V vf zero(void) { return (vf){{{0}, {0}}}; }
-V vf broadcast(const float *p)
-{
-    const floats x = {*p, *p, *p, *p};
-    return (vf){{x, x}};
-}
+V vf broadcast(const float *p) { return (vf){{{*p, *p, *p, *p}, {*p, *p, *p, *p}}}; }
 V vf add(vf a, vf b) { return (vf){{a.half[0] + b.half[0], a.half[1] + b.half[1]}}; }
 V vf mul(vf a, vf b) { return (vf){{a.half[0] * b.half[0], a.half[1] * b.half[1]}}; }
 V vf to_float(vi v)
 {
     return (vf){{__builtin_convertvector(v.half[0], floats), __builtin_convertvector(v.half[1], floats)}};
 }
-V vi same(int32_t n)
-{
-    const words w = {n, n, n, n};
-    return (vi){{w, w}};
-}
+V vi same(int32_t n) { return (vi){{{n, n, n, n}, {n, n, n, n}}}; }
 
-V vf f32_at(const uint8_t *p, size_t stride)
-{
-    (void)stride;
-    return load((const float *)(const void *)p);
-}
+V vf f32_at(place p) { return load(p.first); }
 
-V vf f16_at(const uint8_t *p, size_t stride)
+V vf f16_at(place p)
 {
-    (void)stride;
+    const uint16_t *bits_at = p.first;
     vf v;
     BOTH {
 #if defined(__aarch64__)
-        v.half[h] = (floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *)(const void *)p + h * 4)));
+        v.half[h] = (floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(bits_at + h * 4)));
 #else /* as clb_half has it */
         typedef uint16_t halves __attribute__((vector_size(8)));
         halves packed;
-        memcpy(&packed, p + h * 8, sizeof packed);
+        memcpy(&packed, bits_at + h * 4, sizeof packed);
         const bits wide = __builtin_convertvector(packed, bits), rest = (wide & 0x7FFFu) << 13;
         const bits finite = (bits)((floats)rest * 0x1p112f), special = (bits)(rest >= 0x0F800000u);
         v.half[h] = (floats)((wide & 0x8000u) << 16 | (special & (rest | 0x7F800000u)) | (~special & finite));
@@ -77,26 +63,20 @@ V vf f16_at(const uint8_t *p, size_t stride)
     return v;
 }
 
-V vi bytes_at(const uint8_t *p, size_t stride)
+V vi bytes_at(place p)
 {
-    (void)stride;
     vi v;
-    memcpy(&v, p, sizeof v);
+    memcpy(&v, p.first, sizeof v);
     return v;
 }
 
 V words byte_in(words four, int i) { return (words)((bits)four << (24 - 8 * i)) >> 24; }
 
-V vf byte_of(vi four, int i)
-{
-    return to_float((vi){{byte_in(four.half[0], i), byte_in(four.half[1], i)}});
-}
+V vi byte_of_all(vi four, int i) { return (vi){{byte_in(four.half[0], i), byte_in(four.half[1], i)}}; }
+V vf byte_of(vi four, int i) { return to_float(byte_of_all(four, i)); }
 
 V vi low_nibbles(vi both) { return (vi){{both.half[0] & 0x0F0F0F0F, both.half[1] & 0x0F0F0F0F}}; }
-V vi high_nibbles(vi both)
-{
-    return (vi){{(words)((bits)both.half[0] >> 4) & 0x0F0F0F0F, (words)((bits)both.half[1] >> 4) & 0x0F0F0F0F}};
-}
+V vi high_nibbles(vi both) { return low_nibbles((vi){{both.half[0] >> 4, both.half[1] >> 4}}); }
 
 #if defined(__aarch64__) /* products of bytes */
 
@@ -110,6 +90,7 @@ V q8x q8_input(const int8_t *q) { return (int8x16_t)same(clb_four(q)).half[0]; }
 
 typedef vi q8sum;
 
+V q8sum sums_from(int32_t n) { return same(n); }
 V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
 {
     BOTH {
@@ -125,6 +106,11 @@ typedef struct {
     int32x4_t pair[4]; /* of rows, each as two parts */
 } q8sum;
 
+V q8sum sums_from(int32_t n)
+{
+    const int32x4_t two = {n, 0, n, 0};
+    return (q8sum){{two, two, two, two}};
+}
 V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
 {
     BOTH {
@@ -149,12 +135,13 @@ typedef struct {
 typedef vi q8sum;
 typedef const int8_t *q8x;
 
+V q8sum sums_from(int32_t n) { return same(n); }
 V q8x q8_input(const int8_t *q) { return q; }
 V q8w q8_weights(vi weights)
 {
     q8w w;
     for (int i = 0; i < 4; ++i) {
-        w.input[i] = (vi){{byte_in(weights.half[0], i), byte_in(weights.half[1], i)}};
+        w.input[i] = byte_of_all(weights, i);
     }
     return w;
 }
@@ -175,25 +162,11 @@ V vi q8_end(q8sum sum) { return sum; }
 typedef q8sum q4sum;
 typedef q8x q4x;
 
-V q8sum q8_start(const clb_record *x, uint32_t start, uint32_t end)
-{
-    (void)x, (void)start, (void)end;
-    q8sum sum;
-    memset(&sum, 0, sizeof sum);
-    return sum;
-}
-V q4sum q4_start(int32_t inputs)
-{
-    (void)inputs;
-    return q8_start(NULL, 0, 0);
-}
+V q8sum q8_start(UNUSED uint32_t inputs) { return sums_from(0); }
+V q4sum q4_start(uint32_t inputs) { return sums_from((int32_t)(0u - 8u * inputs)); }
 V q4x q4_input(const int8_t *q) { return q8_input(q); }
 V q4sum q4_dot(q4sum sum, vi nibbles, q4x x) { return q8_dot(sum, q8_weights(nibbles), x); }
-V vi q4_end(q4sum sum, int32_t inputs)
-{
-    const vi total = q8_end(sum), offset = same((int32_t)((uint32_t)inputs << 3));
-    return (vi){{total.half[0] - offset.half[0], total.half[1] - offset.half[1]}};
-}
+V vi q4_end(q4sum sum) { return q8_end(sum); }
 
 #if defined(__aarch64__)
 #define COVER(TILE) SHAPE(TILE, 4, 2) SHAPE(TILE, 2, 4) SHAPE(TILE, 1, 4)

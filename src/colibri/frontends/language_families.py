@@ -207,6 +207,8 @@ def _hunyuan_v1_moe(c: Settings) -> Plan:
 
 
 def _minimax_m2(c: Settings) -> Plan:
+    if not all(kind == 1 for kind in c.config.get("attn_type_list", [])):
+        raise c.refuse("attn_type_list has other kinds than 1, of linear attention, which is not supported")
     heads = c.attention(norm="whole")
     bias = ("block_sparse_moe.e_score_correction_bias", "mlp.e_score_correction_bias")
     return c.plan(
@@ -350,7 +352,8 @@ ADAPTERS: dict[str, Adapter] = {
                 use_bias=False, moe_intermediate_size=1536, moe_k=6, moe_num_experts=64, moe_num_shared_experts=2,
                 moe_layer_start_index=1, moe_layer_end_index=-1, moe_layer_interval=1, moe_norm_min=1e-12),
         _ernie4_5_moe, {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
-        {"moe_use_aux_free": (True,), "moe_gate": ("topk",), "compression_ratio": (1.0,)},
+        {"moe_use_aux_free": (True,), "moe_gate": ("topk",), "compression_ratio": (1.0,),
+         "use_rmsnorm": (True,), "is_quantized": (False,)},
         neutral="moe_capacity num_nextn_predict_layers use_flash_attention fuse_rope", theta=500000.0,
         ignored=(r".*mtp.*",)),
     "hunyuan_v1_moe": Adapter(
@@ -362,18 +365,25 @@ ADAPTERS: dict[str, Adapter] = {
         {"use_cla": (False,), "use_qk_norm": (True,), "norm_type": ("rms",), "position_embedding_xdrope": (False,),
          "use_rotary_pos_emb": (True,), "use_mixed_mlp_moe": (True,), "norm_topk_prob": (True,), "mlp_bias": (False,),
          "moe_layer_num_skipped": (0,), "group_limited_greedy": (False,), "routed_scaling_factor": (1.0, False),
-         "use_mla": (False,)},
+         "use_mla": (False,), "add_classification_head": (False,)},
         neutral="eod_token_id sep_token_id moe_intermediate_size num_shared_expert cla_share_factor moe_drop_tokens "
                 "moe_random_routing_dropped_token n_group topk_group kv_lora_rank q_lora_rank qk_nope_head_dim "
-                "qk_rope_head_dim v_head_dim"),
+                "qk_rope_head_dim v_head_dim class_num dense_list pool_type org_vocab_size num_media_embeds pad_id "
+                "skip_cls_token mask_init_id image_token_id im_start_id im_end_id im_newline_id text_start_id "
+                "text_end_id video_start_id video_end_id anyres_pooling_size anyres_vit_max_image_size anyres_vit_two_views "
+                "vit_add_patchemb_bias vit_input_resolution vit_mapping_type vit_norm_type vit_patch vit_path "
+                "vit_remove_prenorm vit_token vit_type vit_used_rms_norm xdrope_section"),
     "minimax_m2": Adapter(
         "MiniMax-M2", ("MiniMaxM2ForCausalLM",), "MiniMaxM2Config",
         _fields(200064, 3072, 62, 48, 8, 196608, intermediate_size=1536, head_dim=128, num_experts_per_tok=8,
-                num_local_experts=256),
+                num_local_experts=256, rotary_dim=None),
         _minimax_m2, LOCAL,
         {"use_qk_norm": (True,), "qk_norm_type": ("per_layer",), "use_routing_bias": (True,),
-         "scoring_func": ("sigmoid",), "shared_intermediate_size": (0,)},
-        neutral="rotary_dim mtp_transformer_layers num_mtp_modules use_mtp attn_type_list", theta=5e6, partial=1.0,
+         "scoring_func": ("sigmoid",), "shared_intermediate_size": (0,), "norm_topk_prob": (True,),
+         "sliding_window": (None,)},
+        neutral="mtp_transformer_layers num_mtp_modules use_mtp shared_moe_mode mlp_intermediate_size "
+                "layernorm_full_attention_beta layernorm_linear_attention_beta layernorm_mlp_beta attn_type_list",
+        theta=5e6, partial=1.0,
         ignored=(r"model\.mtp.*",)),
     "llama4": Adapter(
         "Llama-4", ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), "Llama4TextConfig",
@@ -385,6 +395,9 @@ ADAPTERS: dict[str, Adapter] = {
         _llama4, LOCAL, neutral="for_llm_compressor", theta=500000.0,
         ignored=(r"vision_model\..*", r"multi_modal_projector\..*")),
 }  # fmt: skip
+
+# Releases that are another family under a name of their own.
+SAME = {"kimi_k2": "deepseek_v3"}
 
 # Families whose routing is known, but which this module has no plan for, and what is lacking.
 MISSING = {

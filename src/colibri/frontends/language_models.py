@@ -9,7 +9,7 @@ from typing import Any
 from colibri.errors import ExportError
 from colibri.frontends.checkpoint import Checkpoint
 from colibri.frontends.decoders import build
-from colibri.frontends.language_families import adapter_of
+from colibri.frontends.language_families import SAME, adapter_of
 from colibri.frontends.language_settings import Settings
 from colibri.graph import CACHES, Graph
 
@@ -27,6 +27,8 @@ def load_checkpoint(directory: str | Path, context: int | None = None, cache: st
     nested = config.get("text_config")
     text: dict[str, Any] = nested if isinstance(nested, dict) else config
     kind = str(text.get("model_type", config.get("model_type", ""))).removesuffix("_text")
+    if kind in SAME:
+        text, kind = {**text, "model_type": SAME[kind]}, SAME[kind]
     adapter = adapter_of(kind, config)
     _check_quantization(config)
     if cache not in CACHES:
@@ -45,7 +47,7 @@ def _check_quantization(config: Mapping[str, Any]) -> None:
         return
     said = said if isinstance(said, dict) else {"quant_method": said}
     method, scheme, kind = (said.get(n) for n in ("quant_method", "activation_scheme", "fmt"))
-    fp8 = method == "fp8" and scheme in (None, "dynamic") and kind in (None, "e4m3")
+    fp8 = method == "fp8" and scheme in (None, "dynamic") and kind in (None, "e4m3", "float8_e4m3fn")
     if method != "mxfp4" and not fp8:
         raise ExportError(
             f"quantization_config {said!r} is not supported, only mxfp4 and fp8 (e4m3, scaled in blocks): use the "

@@ -37,6 +37,7 @@ POSITIVE = _words("""
     n_routed_experts moe_num_experts floor_scale
 """)
 MAY_BE_NULL = _words("num_key_value_heads head_dim sliding_window q_lora_rank n_shared_experts attention_chunk_size")
+ALSO = {("num_experts", list), ("moe_topk", list), ("attn_temperature_tuning", int)}  # of releases, beside the class's
 ROPE = _words("rope_parameters rope_scaling rope_theta original_max_position_embeddings")
 
 
@@ -121,7 +122,7 @@ class Settings:
         if type(default) in kinds:
             kind, what = kinds[type(default)]
             wrong = not isinstance(value, kind) or isinstance(value, bool) != (kind == (bool,))
-            if wrong and not (isinstance(value, list) and name in ("num_experts", "moe_topk")):
+            if wrong and (name, type(value)) not in ALSO:
                 raise self.refuse(f"{spelt} = {value!r} is not {what}: correct config.json")
         if isinstance(value, int) and not isinstance(value, bool) and value < (1 if name in POSITIVE else -1):
             raise self.refuse(f"{spelt} = {value} is too small: correct config.json")
@@ -145,6 +146,9 @@ class Settings:
         config = dict(self.config)
         if not (config.get("rope_scaling") or config.get("rope_parameters")) and self.adapter.rope is not None:
             config["rope_parameters"] = dict(self.adapter.rope)
+        turned = self._values.get("rotary_dim")
+        if turned is not None:
+            config.setdefault("partial_rotary_factor", turned / self.dim)
         rotary = rotary_of(
             config, self.context, theta=self.adapter.theta, longest=self.max_position_embeddings,
             partial=self.adapter.partial or 1.0, mscales=self.adapter.mscales,
@@ -152,6 +156,10 @@ class Settings:
         if rotary.partial != 1 and self.adapter.partial is None:
             raise self.refuse(
                 f"partial_rotary_factor = {rotary.partial} is not known of this family: correct config.json"
+            )
+        if turned is not None and int(rotary.partial * self.dim) != turned:
+            raise self.refuse(
+                f"rotary_dim = {turned} contradicts a partial_rotary_factor of {rotary.partial}: leave one of them"
             )
         return rotary
 
