@@ -1,26 +1,5 @@
-/* The generic engine: four of the five functions, and the walk over a model's program. */
+/* The generic engine: the walk over a model's program. */
 #include "internal.h"
-
-colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin)
-{
-    clb_model model;
-    return clb_validate(model_bin, UINT64_MAX, &model) == COLIBRI_OK
-               ? clb_open(mem, mem_size, model.header, clb_kernels_at(0))
-               : NULL;
-}
-
-size_t colibri_model_size(const uint8_t *model_bin)
-{
-    const clb_header *header;
-    return clb_read_header(model_bin, &header) == COLIBRI_OK ? (size_t)header->context_bytes : 0;
-}
-
-int colibri_get_num_experts(const uint8_t *model_bin)
-{
-    const clb_header *header;
-    const int error = clb_read_header(model_bin, &header);
-    return error == COLIBRI_OK ? (int)header->experts : -error;
-}
 
 static clb_kernel *const kernels[CLB_OP_COUNT] = {
     [CLB_OP_QUANTIZE] = clb_quantize, [CLB_OP_MAP1] = clb_map1,           [CLB_OP_MAP2] = clb_map2,
@@ -51,7 +30,7 @@ static void run_expert(uint32_t number, uint32_t count, clb_frame *frame)
     }
 }
 
-static void run_program(uint32_t samples, clb_frame *frame)
+void clb_run_program(uint32_t samples, clb_frame *frame)
 {
     clb_model model;
     clb_parse(frame->ctx->model, &model);
@@ -66,9 +45,4 @@ static void run_program(uint32_t samples, clb_frame *frame)
             run_op(op, samples, frame);
         }
     }
-}
-
-void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size)
-{
-    clb_forward(ctx, input, output, batch_size, run_program);
 }

@@ -161,21 +161,21 @@ extern const clb_kernels CLB_V128;
 #define CLB_KERNELS(ctx) ((const clb_kernels *)(ctx)->kernels)
 #endif
 
-const clb_kernels *clb_kernels_at(uint32_t n); /* the n-th best this processor runs, from 0; NULL where there are no more */
+CLB_INTERNAL const clb_kernels *clb_kernels_at(uint32_t n); /* the n-th best this processor runs, from 0; NULL where there are no more */
 
 /* validate.c */
-int clb_read_header(const uint8_t *model, const clb_header **header);
-int clb_validate(const uint8_t *model, uint64_t size, clb_model *parsed);
+CLB_INTERNAL int clb_read_header(const uint8_t *model, const clb_header **header);
+CLB_INTERNAL int clb_validate(const uint8_t *model, uint64_t size, clb_model *parsed);
 void clb_parse(const uint8_t *model, clb_model *parsed);
 
 /* selftest.c */
 CLB_INTERNAL uint32_t clb_crc32(const void *data, uint64_t bytes);
 
-/* context.c: why a context cannot live there; a context there, or NULL; colibri_forward with the model's program */
-typedef void clb_walk(uint32_t samples, clb_frame *frame);
+/* context.c: why a context cannot live there */
 CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t context_bytes);
-CLB_INTERNAL colibri_context_t *clb_open(void *mem, size_t mem_size, const clb_header *header, const clb_kernels *kernels);
-CLB_WALK void clb_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size, clb_walk *program);
+
+/* forward.c, or generated code: the model's program */
+CLB_WALK void clb_run_program(uint32_t samples, clb_frame *frame);
 
 /* rows.c: an operation that computes each row by itself, on rows of `samples` samples */
 typedef void clb_kernel(const clb_op *op, const clb_tile *tile);
