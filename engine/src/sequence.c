@@ -174,7 +174,7 @@ CLB_STATIC_WALK void weigh(const attention *t, query *row, float *w, uint32_t st
     }
 }
 
-static void multiply(const clb_kernels *kernels, const clb_matrix *m, clb_tile *tile)
+CLB_STATIC_WALK void panels(const clb_kernels *kernels, const clb_matrix *m, clb_tile *tile)
 {
     clb_pad_tile(tile);
     for (uint32_t at = 0, blocks = clb_ceil(m->outputs, CLB_LANES); at < blocks; at += CLB_PANEL) {
@@ -196,7 +196,7 @@ CLB_STATIC_WALK void look(const attention *t, query *rows, uint32_t n, uint32_t 
     }
     clb_matrix m = {.blocks = keys, .stride = c->key_stride, .layout = c->layout, .cols = c->key, .outputs = count,
                     .scaled = scaled};
-    multiply(kernels, &m, &tile);
+    panels(kernels, &m, &tile);
     for (uint32_t i = 0; i < n; ++i) {
         weigh(t, &rows[i], weights[i], page * CLB_PAGE, count);
         for (uint32_t j = 0; scaled && j < count; ++j) {
@@ -207,7 +207,7 @@ CLB_STATIC_WALK void look(const attention *t, query *rows, uint32_t n, uint32_t 
     }
     m = (clb_matrix){.blocks = values_at(c, keys), .stride = c->value_stride, .layout = c->layout, .cols = count,
                      .outputs = c->value, .adds = 1};
-    multiply(kernels, &m, &tile);
+    panels(kernels, &m, &tile);
 }
 
 /* Task `index`: one tile. Where several rows see a whole page, they look at it together. */
