@@ -46,7 +46,7 @@ CLB_STATIC_WALK void multiply(const clb_matrix *m, const uint8_t *at, uint32_t o
 {
 #define TIMES(which, its_layout, product)                                                                              \
     if (USED(which, CLB_LAYOUT_##its_layout) && m->layout == CLB_LAYOUT_##its_layout) {                                \
-        product(at, m->stride, outputs, tile, m->cols, total);                                                          \
+        product(at, m->stride, outputs, tile, m->cols, total);                                                         \
         return;                                                                                                        \
     }
     if (m->quantized) {

@@ -112,8 +112,8 @@ class LanguageModel(Model):
         """
         prompt = self._checked(token_ids, room=False).tolist()
         if len(prompt) > self.context:
-            raise ModelError(f"the prompt has {len(prompt):,} tokens, but the context holds {self.context:,}: shorten it, or "
-                             "export the model with a longer context")  # fmt: skip
+            raise ModelError(f"the prompt has {len(prompt):,} tokens, but the context holds {self.context:,}: shorten it, "
+                             "or export the model with a longer context")  # fmt: skip
         fresh = self._return_to(prompt)
         logits = self.evaluate(prompt[len(prompt) - fresh :])
         if on_prompt is not None:
@@ -154,11 +154,11 @@ class LanguageModel(Model):
             raise ModelError("there are no tokens: pass at least one (a model's begin-of-text token, say)")
         if int(ids.min()) < 0 or int(ids.max()) >= self.vocabulary:
             bad = int(ids[(ids < 0) | (ids >= self.vocabulary)][0])
-            raise ModelError(f"token id {bad} is not in the vocabulary of {self.vocabulary:,}: encode the text with the "
-                             "model's own tokenizer")  # fmt: skip
+            raise ModelError(f"token id {bad} is not in the vocabulary of {self.vocabulary:,}: encode the text with "
+                             "the model's own tokenizer")  # fmt: skip
         if room and len(ids) > self.context - self.position:
-            raise ModelError(f"{len(ids):,} tokens do not fit: {self.position:,} of {self.context:,} are in use; reset, "
-                             "rewind, or export the model with a longer context")  # fmt: skip
+            raise ModelError(f"{len(ids):,} tokens do not fit: {self.position:,} of {self.context:,} are in use; "
+                             "reset, rewind, or export the model with a longer context")  # fmt: skip
         return np.ascontiguousarray(ids, np.int32)
 
     def _require(self, error: int) -> None:
