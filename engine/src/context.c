@@ -49,7 +49,7 @@ void colibri_forward(colibri_context_t *ctx, const float *input, float *output, 
         return;
     }
     const clb_header *header = (const clb_header *)(const void *)ctx->model;
-    const uint32_t samples = (uint32_t)batch_size, tokens = ctx->context_tokens;
+    const uint32_t samples = (uint32_t)batch_size, tokens = header->context_tokens;
     const int part = ctx->tail > 0 && ctx->tail < batch_size; /* of the output */
     ctx->status = input == NULL || output == NULL                                        ? COLIBRI_ERR_NULL
                   : batch_size < 1 || batch_size > ctx->max_batch                        ? COLIBRI_ERR_BATCH

@@ -11,8 +11,6 @@ static void run_op(const clb_op *op, uint32_t samples, const clb_frame *frame)
 {
     if (op->code == CLB_OP_LINEAR || op->code == CLB_OP_LINEAR_Q) {
         clb_run_linear(op, samples, frame);
-    } else if (op->code > CLB_OP_MOE) {
-        clb_run_sequence(op, samples, frame);
     } else {
         clb_run_rows(kernels[op->code], op, samples, frame);
     }
@@ -41,6 +39,8 @@ void clb_run_program(uint32_t samples, clb_frame *frame)
         frame->first = n < model.header->tail_op ? 0 : frame->tail;
         if (op->code == CLB_OP_MOE) {
             clb_run_moe(&model.layers[op->w0], op, clb_route, run_expert, samples, frame);
+        } else if (op->code > CLB_OP_MOE) { /* never in an expert */
+            clb_run_sequence(op, samples, frame);
         } else {
             run_op(op, samples, frame);
         }

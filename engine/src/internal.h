@@ -123,6 +123,7 @@ typedef struct {
     int quantized; /* its rows are records */
     int scaled;    /* blocks begin with a scale for each row */
     int from_bias; /* sums start from the bias; the integer formats add it to the scaled sum */
+    int adds;      /* sums start from what its outputs hold */
 } clb_matrix;
 
 /* What one instruction set provides; every table gives the same bits. */
@@ -196,6 +197,7 @@ static inline void clb_pad_tile(clb_tile *tile)
     const uint32_t n = tile->computed = tile->rows;
     if (n % 4 == 3) { /* four at once take less time than two and one */
         tile->a[n] = tile->a[n - 1];
+        tile->out[n] = tile->out[n - 1];
         tile->computed = n + 1;
     }
 }
@@ -226,8 +228,8 @@ CLB_WALK clb_router clb_route;
 CLB_INTERNAL uint32_t clb_key_words(const clb_layer *layer, int has_bias);
 CLB_WALK float clb_exp_sum(float *x, uint32_t n, const clb_kernels *kernels);
 
-/* linear.c: bytes of 8 rows of a matrix, 0 for a layout that is none */
-CLB_WALK size_t clb_block_bytes(uint32_t layout, uint32_t cols);
+/* linear.c: bytes of 8 rows of a matrix, 0 for a layout that is none; of a model not yet proven more than fit memory */
+CLB_WALK uint64_t clb_block_bytes(uint32_t layout, uint32_t cols);
 
 /* cells, CLB_CELL_ROWS × CLB_CELL_COLS weights each, into which a residual's entries are sorted */
 CLB_INTERNAL uint64_t clb_residual_cells(uint32_t rows, uint32_t cols);

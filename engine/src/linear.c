@@ -17,13 +17,13 @@ typedef struct {
     uint32_t samples, blocks, chunk; /* chunk: blocks a task computes */
 } product_task;
 
-CLB_WALK size_t clb_block_bytes(uint32_t layout, uint32_t cols)
+CLB_WALK uint64_t clb_block_bytes(uint32_t layout, uint32_t cols)
 {
     switch (layout) {
-    case CLB_LAYOUT_ROWS8_F32: return (size_t)cols * CLB_LANES * sizeof(float);
-    case CLB_LAYOUT_ROWS8_F16: return (size_t)cols * CLB_LANES * sizeof(uint16_t);
-    case CLB_LAYOUT_ROWS8_I8: return CLB_LANES * (sizeof(float) + (size_t)clb_ceil(cols, 4) * 4);
-    case CLB_LAYOUT_ROWS8_I4: return CLB_LANES * (size_t)clb_ceil(cols, CLB_WEIGHT_GROUP) * (sizeof(uint16_t) + 16);
+    case CLB_LAYOUT_ROWS8_F32: return (uint64_t)cols * CLB_LANES * sizeof(float);
+    case CLB_LAYOUT_ROWS8_F16: return (uint64_t)cols * CLB_LANES * sizeof(uint16_t);
+    case CLB_LAYOUT_ROWS8_I8: return CLB_LANES * (sizeof(float) + (uint64_t)clb_ceil(cols, 4) * 4);
+    case CLB_LAYOUT_ROWS8_I4: return CLB_LANES * (uint64_t)clb_ceil(cols, CLB_WEIGHT_GROUP) * (sizeof(uint16_t) + 16);
     default: return 0;
     }
 }
@@ -65,7 +65,7 @@ CLB_WALK void clb_run_linear(const clb_op *op, uint32_t samples, const clb_frame
     product_task t = {
         .op = op, .frame = frame, .samples = samples, .blocks = clb_ceil(op->dims[1], CLB_LANES),
         .matrix.layout = w->layout, .matrix.cols = op->dims[0], .matrix.outputs = op->dims[1],
-        .matrix.blocks = clb_tensor_at(frame, op->w0), .matrix.stride = clb_block_bytes(w->layout, w->cols),
+        .matrix.blocks = clb_tensor_at(frame, op->w0), .matrix.stride = (size_t)clb_block_bytes(w->layout, w->cols),
         .matrix.bias = (const float *)(const void *)clb_tensor_at(frame, op->w1),
         .matrix.residual = clb_tensor_at(frame, op->w2), .matrix.quantized = op->code == CLB_OP_LINEAR_Q,
         .matrix.scaled = w->layout == CLB_LAYOUT_ROWS8_I8,

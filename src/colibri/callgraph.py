@@ -23,7 +23,7 @@ INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         tuple(f"clb_{op}" for op in ("quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce")),
     ),
     "routing": ((), ("unary",)),
-    "sequence": ((), ("panel", "unary", "binary")),
+    "sequence": ((), ("panel", "unary")),
     "moe": ((), ("mix", "compare_routes", "run_expert", "clb_route")),
 }
 """What a call through a pointer can reach, by the file that makes it: tables in that file, and functions by name. The

@@ -69,7 +69,6 @@ def _used(package: Package) -> Iterable[tuple[str, set[int]]]:
             found[name].add(int(package.tensors[op["w0"]]["layout"]))
         if op["code"] == code["attention"]:
             found["PRODUCTS"].add(spec.LAYOUTS.index(layouts.CACHE_LAYOUTS[spec.ENUMS["cache"][op["func"]]]))
-            found["BINARY"].add(spec.ENUMS["binary"].index("add"))
             unary.add(spec.ENUMS["unary"].index("exp"))
         if op["code"] == code["map2"]:
             found["BINARY"].add(int(op["func"]))
