@@ -59,11 +59,14 @@ void colibri_forward(colibri_context_t *ctx, const float *input, float *output, 
     if (ctx->status != COLIBRI_OK) {
         return;
     }
-    clb_frame frame = {.weights = ctx->model, .arena = (uint8_t *)ctx, .input = input, .output = output, .ctx = ctx,
-                       .tail = part ? samples - (uint32_t)ctx->tail : 0, .position = ctx->position};
+    const uint32_t tail = part ? samples - (uint32_t)ctx->tail : 0;
+    const size_t floats = (size_t)(samples - tail) * ctx->output_size;
+    /* Nothing before the tail is written to the output, which begins with the tail's first row. */
+    float *const rows = (float *)((uintptr_t)output - (uintptr_t)tail * ctx->output_size * sizeof(float));
+    clb_frame frame = {.weights = ctx->model, .arena = (uint8_t *)ctx, .input = input, .output = rows, .ctx = ctx,
+                       .tail = tail, .position = ctx->position};
     clb_run_program(samples, &frame);
     ctx->position += tokens != 0 ? samples : 0;
-    const size_t floats = (size_t)(samples - frame.tail) * ctx->output_size;
     for (size_t i = 0; i < floats; ++i) {
         output[i] = output[i] == output[i] ? output[i] : clb_nan();
     }

@@ -7,12 +7,12 @@ static clb_kernel *const kernels[CLB_OP_COUNT] = {
     [CLB_OP_REDUCE] = clb_reduce,
 };
 
-static void run_op(const clb_op *op, uint32_t samples, const clb_frame *frame)
+static void run_op(const clb_op *op, uint32_t first, uint32_t samples, const clb_frame *frame)
 {
     if (op->code == CLB_OP_LINEAR || op->code == CLB_OP_LINEAR_Q) {
-        clb_run_linear(op, samples, frame);
+        clb_run_linear(op, first, samples, frame);
     } else {
-        clb_run_rows(kernels[op->code], op, samples, frame);
+        clb_run_rows(kernels[op->code], op, first, samples, frame);
     }
 }
 
@@ -21,7 +21,7 @@ static void run_expert(uint32_t number, uint32_t count, clb_frame *frame)
     const clb_expert *expert = &frame->model->experts[number];
     frame->weights = frame->model->bytes + expert->offset;
     for (uint32_t n = 0; n < expert->ops; ++n) {
-        run_op(&frame->model->ops[expert->first_op + n], count, frame);
+        run_op(&frame->model->ops[expert->first_op + n], 0, count, frame);
     }
     if (expert->ops == 0) {
         clb_no_expert(frame->routed, count);
@@ -36,13 +36,12 @@ void clb_run_program(uint32_t samples, clb_frame *frame)
     frame->tensors = model.tensors;
     for (uint32_t n = 0; n < model.header->main_ops; ++n) {
         const clb_op *op = &model.ops[n];
-        frame->first = n < model.header->tail_op ? 0 : frame->tail;
         if (op->code == CLB_OP_MOE) {
             clb_run_moe(&model.layers[op->w0], op, clb_route, run_expert, samples, frame);
         } else if (op->code > CLB_OP_MOE) { /* never in an expert */
             clb_run_sequence(op, samples, frame);
         } else {
-            run_op(op, samples, frame);
+            run_op(op, n < model.header->tail_op ? 0 : frame->tail, samples, frame);
         }
     }
 }

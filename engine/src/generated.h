@@ -31,9 +31,10 @@ static inline int clb_validate(const uint8_t *model, uint64_t size, clb_model *p
     return clb_read_header(model, &parsed->header);
 }
 
-static inline const clb_kernels *clb_kernels_at(uint32_t n)
+static inline const clb_kernels *clb_kernels_at(uint32_t n) /* a context has none: they are known here */
 {
-    return n == 0 ? &MODEL_KERNELS : NULL;
+    (void)n;
+    return NULL;
 }
 
 #include "context.c"

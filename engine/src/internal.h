@@ -92,7 +92,7 @@ typedef struct {
     const float *input;
     float *output;
     const clb_routed *routed; /* in an expert */
-    uint32_t first, tail; /* the first sample that runs; of the tail: see tail_op */
+    uint32_t tail;        /* the first sample whose output is wanted: the operations from tail_op on begin with it */
     uint32_t position;    /* of sample 0 in its text */
     const colibri_context_t *ctx;
 } clb_frame;
@@ -178,9 +178,9 @@ CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t con
 /* forward.c, or generated code: the model's program */
 CLB_WALK void clb_run_program(uint32_t samples, clb_frame *frame);
 
-/* rows.c: an operation that computes each row by itself, on rows of `samples` samples */
+/* rows.c: an operation that computes each row by itself, on rows of the samples from `first` to below `samples` */
 typedef void clb_kernel(const clb_op *op, const clb_tile *tile);
-CLB_WALK void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t samples, const clb_frame *frame);
+CLB_WALK void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t first, uint32_t samples, const clb_frame *frame);
 
 /* Fill the next tile from row `row` of sample `sample` on, and advance them; the tensors are set already. */
 CLB_WALK void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame *frame, uint32_t *sample, uint32_t *row,
@@ -192,15 +192,7 @@ CLB_WALK const float *clb_locate(const clb_operand *v, const clb_frame *frame, c
                                  size_t row);
 
 /* Let a product compute what takes less time than the tile's rows alone. */
-static inline void clb_pad_tile(clb_tile *tile)
-{
-    const uint32_t n = tile->computed = tile->rows;
-    if (n % 4 == 3) { /* four at once take less time than two and one */
-        tile->a[n] = tile->a[n - 1];
-        tile->out[n] = tile->out[n - 1];
-        tile->computed = n + 1;
-    }
-}
+CLB_WALK void clb_pad_tile(clb_tile *tile);
 
 /* What a pruned expert gives its `count` tokens: zeros. */
 CLB_WALK void clb_no_expert(const clb_routed *routed, uint32_t count);
@@ -235,7 +227,7 @@ CLB_WALK uint64_t clb_block_bytes(uint32_t layout, uint32_t cols);
 CLB_INTERNAL uint64_t clb_residual_cells(uint32_t rows, uint32_t cols);
 
 /* a matrix product, spread over the caller's threads where it is large */
-CLB_WALK void clb_run_linear(const clb_op *op, uint32_t samples, const clb_frame *frame);
+CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples, const clb_frame *frame);
 
 /* sequence.c: embed, rope, cache, attention, delay; bytes of a page of one key head, a layout for its matrices */
 CLB_WALK void clb_run_sequence(const clb_op *op, uint32_t samples, const clb_frame *frame);
