@@ -279,7 +279,7 @@ def chat(
         lm = _open(model, threads, kernels)
         if not lm.tokenizer.templates:
             raise ModelError(f"{model} has no chat template: it may be a base model, which continues text; use "
-                             "`colibri generate`, or put its model card's template into chat_template.jinja")  # fmt: skip
+                             "`colibri generate`, or put its card's template into chat_template.jinja")  # fmt: skip
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
                     "repetition_penalty": repetition_penalty, "seed": seed}  # fmt: skip
         talk = _Conversation(lm, system, max_new_tokens)
