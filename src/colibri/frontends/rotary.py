@@ -68,7 +68,9 @@ class Rotary:
                 f"rotary positions of {turned} elements of a head of {dim} are no pairs: correct config.json"
             )
         frequency, factor = self.frequencies(turned)
-        angle = np.arange(max(self.context, min(self.positions, self.most_positions())), dtype=F)[:, None] * frequency.astype(F)
+        angle = np.arange(max(self.context, min(self.positions, self.most_positions())), dtype=F)[
+            :, None
+        ] * frequency.astype(F)
         turn = np.concatenate([np.cos(angle.astype(np.float64)), np.sin(angle.astype(np.float64))], axis=1)
         return np.asarray(turn.astype(F) * F(factor), F)
 
