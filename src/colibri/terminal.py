@@ -1,0 +1,60 @@
+"""What all commands share: the two consoles, options, one line for an error, and figures as text or as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from colibri.errors import ColibriError
+
+out, err = Console(), Console(stderr=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")]
+ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="model.bin or the directory of an export.")]
+
+
+@contextmanager
+def errors(as_json: bool, debug: bool) -> Iterator[None]:
+    """Turns the package's own errors into one line and exit code 1."""
+    try:
+        yield
+    except ColibriError as error:
+        if debug:
+            raise
+        if as_json:
+            print(json.dumps({"error": str(error), "kind": type(error).__name__, "code": getattr(error, "code", None)}))
+        else:
+            err.print(f"[bold red]error:[/] {plain(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt as stopped:
+        if not stopped.args:
+            raise
+        err.print(plain(str(stopped)), highlight=False, soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
+def plain(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def show(values: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(values, indent=1))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for key, value in values.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            for n, row in enumerate(value):
+                table.add_row(f"{key} {n}", plain(", ".join(f"{k} {v}" for k, v in row.items())))
+        else:
+            shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+            table.add_row(key, plain(shown))
+    out.print(table)
