@@ -69,7 +69,8 @@ def host_lines(engine: Path = ENGINE) -> dict[str, int]:
 
 def lm_lines(engine: Path = ENGINE) -> dict[str, int]:
     """Code lines of the optional layer of language models, by path relative to the engine."""
-    files = [*(engine / "lm").iterdir(), *(engine / "include" / name for name in ("colibri_lm.h", *LM) if name.endswith(".h"))]
+    headers = [name for name in ("colibri_lm.h", *LM) if name.endswith(".h")]
+    files = [*(engine / "lm").iterdir(), *(engine / "include" / name for name in headers)]
     return {str(p.relative_to(engine)): code_lines(p.read_text(encoding="utf-8")) for p in sorted(files)}
 
 

@@ -13,19 +13,21 @@ int colibri_lm_evaluate(colibri_context_t *ctx, const int32_t *tokens, int count
     if (count < 1) {
         return COLIBRI_ERR_BATCH;
     }
-    if (ctx->position > ctx->context_tokens || (uint32_t)count > ctx->context_tokens - ctx->position) {
+    const clb_header *header = (const clb_header *)(const void *)ctx->model;
+    if (ctx->position > header->context_tokens || (uint32_t)count > header->context_tokens - ctx->position) {
         return COLIBRI_ERR_CONTEXT;
     }
     for (int i = 0; i < count; ++i) {
-        if (tokens[i] < 0 || (uint32_t)tokens[i] >= ctx->output_size) {
+        if (ctx->input_size != 1 || tokens[i] < 0 || (uint32_t)tokens[i] >= ctx->output_size) {
             return COLIBRI_ERR_TOKEN;
         }
     }
-    const int32_t tail = ctx->tail;
+    const int32_t tail = ctx->tail, alone = header->tail_op == header->main_ops; /* all rows or one */
     ctx->tail = 1;
     ctx->status = COLIBRI_OK;
     for (int at = 0; at < count && ctx->status == COLIBRI_OK;) {
-        const int most = ctx->max_batch < CHUNK ? ctx->max_batch : CHUNK, n = count - at < most ? count - at : most;
+        const int most = alone ? 1 : ctx->max_batch < CHUNK ? ctx->max_batch : CHUNK;
+        const int n = count - at < most ? count - at : most;
         float ids[CHUNK];
         for (int i = 0; i < n; ++i) {
             ids[i] = (float)tokens[at + i];

@@ -46,7 +46,7 @@ CLB_STATIC_WALK void multiply(const clb_matrix *m, const uint8_t *at, uint32_t o
 {
 #define TIMES(which, its_layout, product)                                                                              \
     if (USED(which, CLB_LAYOUT_##its_layout) && m->layout == CLB_LAYOUT_##its_layout) {                                \
-        product(at, m->stride, outputs, tile, m->cols, total);                                                          \
+        product(at, m->stride, outputs, tile, m->cols, total);                                                         \
         return;                                                                                                        \
     }
     if (m->quantized) {
@@ -79,12 +79,14 @@ OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
     const int which = (m->scaled ? SCALED : 0) | (m->bias != NULL && !m->from_bias ? BIASED : 0);
     const uint8_t *matrix = m->blocks + first * m->stride;
     const float *scale = (const float *)(const void *)matrix, *bias = m->bias == NULL ? NULL : m->bias + at;
+    const float *const sums = m->from_bias ? bias : NULL;
     for (uint32_t row = 0; row < (CLB_TILE == 1 ? 1 : tile->computed); ++row) {
         UNROLL for (uint32_t i = 0; i < width; ++i) {
             total[row][i] = 0.0f;
         }
-        for (uint32_t i = 0; m->from_bias && bias != NULL && i < outputs; ++i) {
-            total[row][i] = bias[i];
+        const float *start = m->adds ? tile->out[row] + at : sums;
+        for (uint32_t i = 0; start != NULL && i < outputs; ++i) {
+            total[row][i] = start[i];
         }
     }
     multiply(m, matrix, outputs, tile, total);

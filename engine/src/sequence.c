@@ -15,7 +15,7 @@ typedef struct {
     size_t key_stride, value_stride, page; /* bytes of a block of 8 keys, of 8 elements of the values, of a page */
 } cache;
 
-CLB_INTERNAL uint32_t clb_cache_layout(uint32_t format)
+static uint32_t cache_layout(uint32_t format)
 {
     return format == CLB_CACHE_FP32 ? CLB_LAYOUT_ROWS8_F32 : format == CLB_CACHE_FP16 ? CLB_LAYOUT_ROWS8_F16
                                                                                     : CLB_LAYOUT_ROWS8_I8;
@@ -23,7 +23,7 @@ CLB_INTERNAL uint32_t clb_cache_layout(uint32_t format)
 
 CLB_INTERNAL uint64_t clb_page_bytes(uint32_t format, uint32_t key, uint32_t value)
 {
-    const uint32_t layout = clb_cache_layout(format);
+    const uint32_t layout = cache_layout(format);
     return (uint64_t)PAGE_BLOCKS * clb_block_bytes(layout, key) +
            (uint64_t)clb_ceil(value, CLB_LANES) * clb_block_bytes(layout, CLB_PAGE) +
            (format == CLB_CACHE_INT8 ? CLB_PAGE * sizeof(float) : 0);
@@ -31,10 +31,10 @@ CLB_INTERNAL uint64_t clb_page_bytes(uint32_t format, uint32_t key, uint32_t val
 
 CLB_STATIC_WALK cache cache_of(const clb_op *op, const clb_frame *frame)
 {
-    const uint32_t layout = clb_cache_layout(op->func);
+    const uint32_t layout = cache_layout(op->func);
     return (cache){.at = frame->arena + op->work.offset, .layout = layout, .key = op->dims[0], .value = op->dims[1],
-                   .heads = op->dims[2], .pages = op->dims[3] / CLB_PAGE, .key_stride = clb_block_bytes(layout, op->dims[0]),
-                   .value_stride = clb_block_bytes(layout, CLB_PAGE),
+                   .heads = op->dims[2], .pages = op->dims[3] / CLB_PAGE, .key_stride = (size_t)clb_block_bytes(layout, op->dims[0]),
+                   .value_stride = (size_t)clb_block_bytes(layout, CLB_PAGE),
                    .page = (size_t)clb_page_bytes(op->func, op->dims[0], op->dims[1])};
 }
 
@@ -58,7 +58,7 @@ static float *scales_at(const cache *c, uint8_t *page)
 static void put(uint32_t layout, uint8_t *blocks, size_t stride, uint32_t row, uint32_t col, float x)
 {
     uint8_t *block = blocks + row / CLB_LANES * stride;
-    const uint32_t lane = row % CLB_LANES, at = col * CLB_LANES + lane;
+    const size_t lane = row % CLB_LANES, at = (size_t)col * CLB_LANES + lane;
     if (layout == CLB_LAYOUT_ROWS8_F32) {
         ((float *)(void *)block)[at] = x;
     } else if (layout == CLB_LAYOUT_ROWS8_F16) {
@@ -174,45 +174,40 @@ CLB_STATIC_WALK void weigh(const attention *t, query *row, float *w, uint32_t st
     }
 }
 
+CLB_STATIC_WALK void panels(const clb_kernels *kernels, const clb_matrix *m, clb_tile *tile)
+{
+    clb_pad_tile(tile);
+    for (uint32_t at = 0, blocks = clb_ceil(m->outputs, CLB_LANES); at < blocks; at += CLB_PANEL) {
+        kernels->panel(m, tile, at, clb_min(blocks - at, CLB_PANEL));
+    }
+}
+
 /* Some rows of a tile look at the first `count` positions of a page. */
 CLB_STATIC_WALK void look(const attention *t, query *rows, uint32_t n, uint32_t page, uint8_t *keys, uint32_t count)
 {
     const cache *c = &t->c;
     const clb_kernels *kernels = CLB_KERNELS(t->frame->ctx);
     const int scaled = c->layout == CLB_LAYOUT_ROWS8_I8;
-    float weights[CLB_TILE][CLB_PAGE], part[CLB_TILE][CLB_WIDTH];
+    float weights[CLB_TILE][CLB_PAGE];
     clb_tile tile = {.rows = n, .kernels = kernels};
     for (uint32_t i = 0; i < n; ++i) {
         tile.a[i] = rows[i].q;
         tile.out[i] = weights[i];
     }
-    clb_pad_tile(&tile);
     clb_matrix m = {.blocks = keys, .stride = c->key_stride, .layout = c->layout, .cols = c->key, .outputs = count,
-                    .scaled = scaled, .from_bias = !scaled};
-    for (uint32_t at = 0, blocks = clb_ceil(count, CLB_LANES); at < blocks; at += CLB_PANEL) {
-        kernels->panel(&m, &tile, at, clb_min(blocks - at, CLB_PANEL));
-    }
+                    .scaled = scaled};
+    panels(kernels, &m, &tile);
     for (uint32_t i = 0; i < n; ++i) {
         weigh(t, &rows[i], weights[i], page * CLB_PAGE, count);
         for (uint32_t j = 0; scaled && j < count; ++j) {
             weights[i][j] *= scales_at(c, keys)[j];
         }
         tile.a[i] = weights[i];
-        tile.out[i] = part[i];
+        tile.out[i] = rows[i].out;
     }
-    clb_pad_tile(&tile);
-    m.stride = c->value_stride;
-    m.cols = count;
-    m.scaled = 0;
-    m.from_bias = 1;
-    for (uint32_t at = 0; at < c->value; at += CLB_WIDTH) {
-        m.blocks = values_at(c, keys) + at / CLB_LANES * c->value_stride;
-        m.outputs = clb_min(c->value - at, CLB_WIDTH);
-        kernels->panel(&m, &tile, 0, clb_ceil(m.outputs, CLB_LANES));
-        for (uint32_t i = 0; i < n; ++i) {
-            kernels->binary(CLB_BINARY_ADD, rows[i].out + at, part[i], rows[i].out + at, m.outputs);
-        }
-    }
+    m = (clb_matrix){.blocks = values_at(c, keys), .stride = c->value_stride, .layout = c->layout, .cols = count,
+                     .outputs = c->value, .adds = 1};
+    panels(kernels, &m, &tile);
 }
 
 /* Task `index`: one tile. Where several rows see a whole page, they look at it together. */
@@ -270,7 +265,7 @@ CLB_STATIC_WALK void run_attention(const clb_op *op, uint32_t samples, const clb
 /* Element (lane, col) of 8 rows of a matrix, as the number it stands for. */
 static float stored(uint32_t layout, const uint8_t *block, uint32_t lane, uint32_t col)
 {
-    const uint32_t at = col * CLB_LANES + lane;
+    const size_t at = (size_t)col * CLB_LANES + lane;
     if (layout == CLB_LAYOUT_ROWS8_F32) {
         return ((const float *)(const void *)block)[at];
     }
@@ -290,7 +285,7 @@ static float stored(uint32_t layout, const uint8_t *block, uint32_t lane, uint32
 CLB_STATIC_WALK void run_embed(const clb_op *op, uint32_t samples, const clb_frame *frame)
 {
     const clb_tensor *table = &frame->tensors[op->w0];
-    for (uint32_t s = frame->first; s < samples; ++s) {
+    for (uint32_t s = 0; s < samples; ++s) {
         const float id = *clb_locate(&op->a, frame, NULL, s, 0);
         float *out = (float *)(uintptr_t)clb_locate(&op->out, frame, NULL, s, 0);
         const int known = id >= 0.0f && id < (float)table->rows;
@@ -306,7 +301,7 @@ CLB_STATIC_WALK void run_rope(const clb_op *op, uint32_t samples, const clb_fram
 {
     const uint32_t n = op->dims[0], turned = op->dims[1], half = turned / 2;
     const float *table = (const float *)(const void *)clb_tensor_at(frame, op->w0);
-    for (uint32_t s = frame->first; s < samples; ++s) {
+    for (uint32_t s = 0; s < samples; ++s) {
         const float *cosine = table + (size_t)(frame->position + s) * turned, *sine = cosine + half;
         for (uint32_t row = 0; row < op->rows; ++row) {
             const float *x = clb_locate(&op->a, frame, NULL, s, row);
@@ -326,7 +321,7 @@ CLB_STATIC_WALK void run_delay(const clb_op *op, uint32_t samples, const clb_fra
     const size_t n = op->dims[0], steps = op->dims[1], slots = op->dims[2];
     float *kept = (float *)(void *)(frame->arena + op->work.offset);
     for (uint32_t s = 0; s < samples; ++s) {
-        memcpy(kept + (frame->position + s) % slots * n, clb_locate(&op->a, frame, NULL, s, 0), n * sizeof *kept);
+        memmove(kept + (frame->position + s) % slots * n, clb_locate(&op->a, frame, NULL, s, 0), n * sizeof *kept);
     }
     for (uint32_t s = 0; s < samples; ++s) {
         const size_t position = (size_t)frame->position + s;
@@ -334,7 +329,7 @@ CLB_STATIC_WALK void run_delay(const clb_op *op, uint32_t samples, const clb_fra
         if (position < steps) {
             memset(out, 0, n * sizeof *out);
         } else {
-            memcpy(out, kept + (position - steps) % slots * n, n * sizeof *out);
+            memmove(out, kept + (position - steps) % slots * n, n * sizeof *out);
         }
     }
 }

@@ -128,6 +128,7 @@ typedef struct {
     const clb_model *model;
     const clb_expert *expert;
     uint64_t samples, work, work_end;
+    int early; /* before the tail, whose rows alone the caller's output may hold */
 } scope;
 
 /* What is done with an operand: `READ_ONCE` and `WRITE` forbid that two rows share an element, which bounds the work. */
@@ -155,7 +156,7 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
     case CLB_SPACE_INPUT:
     case CLB_SPACE_OUTPUT:
         /* A caller's array holds the rows of its own batch only: each sample stays inside its row. */
-        space = v->space == CLB_SPACE_INPUT ? h->input_floats : h->output_floats;
+        space = v->space == CLB_SPACE_INPUT ? h->input_floats : s->early ? 0 : h->output_floats;
         if (s->expert || v->sample_stride != space || (written && v->space == CLB_SPACE_INPUT)) {
             return 0;
         }
@@ -506,23 +507,21 @@ static int expert_fits(const clb_header *h, const clb_expert *e, uint32_t layer)
 static int program_fits(const clb_model *m, uint64_t *choices)
 {
     const clb_header *h = m->header;
-    const scope whole = {.model = m, .samples = h->max_batch};
+    scope whole = {.model = m, .samples = h->max_batch};
     uint32_t layer = 0, next_op = h->main_ops;
     uint64_t macs = 0;
     *choices = 0;
     for (uint32_t n = 0; n < h->main_ops; ++n) {
         const clb_op *op = &m->ops[n];
+        whole.early = n < h->tail_op && h->tail_op < h->main_ops;
+        if (n >= h->tail_op && op->code >= CLB_OP_MOE) { /* what later tokens see, or knows of positions */
+            return 0;
+        }
         if (op->code != CLB_OP_MOE) {
             if (!op_fits(&whole, op)) {
                 return 0;
             }
-            /* Nothing before the tail may write rows that are not wanted, nothing in it may be what later tokens see. */
-            if (n < h->tail_op ? h->tail_op < h->main_ops && op->out.space == CLB_SPACE_OUTPUT : op->code > CLB_OP_ROPE) {
-                return 0;
-            }
             macs += macs_of(op, h->context_tokens);
-        } else if (n >= h->tail_op) {
-            return 0;
         } else if (layer >= h->layers || !moe_fits(&whole, op, layer, &next_op, &macs)) {
             return 0;
         } else {

@@ -15,7 +15,7 @@ from colibri.errors import ExportError
 from colibri.graph import Graph, Node, Router, Shape, expert_numbers, is_absent
 from colibri.layouts import layout_of, page_bytes, record_floats, stored_size
 from colibri.program import Buffer, Expert, Layer, Op, Operand, Part, Place, Program, Section, Tensor, View, liveness
-from colibri.spec import ALIGN_BUFFER, ALIGN_MODEL, EXPERT_TILE, LIMIT, PAGE, align
+from colibri.spec import ALIGN_BUFFER, ALIGN_MODEL, EXPERT_TILE, LIMIT, OPCODES, PAGE, align
 from colibri.weights import Weight, kind_of
 
 
@@ -52,7 +52,7 @@ def _looked_up(ops: Sequence[Op]) -> int:
 
 def _tail(program: Program) -> int:
     """The first operation behind all that later tokens depend on; the end, where an output is written before it."""
-    kept = ("moe", "cache", "attention", "delay")
+    kept = OPCODES[OPCODES.index("moe") :]
     last = max((n + 1 for n, op in enumerate(program.ops) if op.code in kept), default=0)
     early = any(op.out.place.space == "output" for op in program.ops[:last])
     return last if program.context_tokens and not early else len(program.ops)

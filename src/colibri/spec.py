@@ -190,14 +190,14 @@ OP = _record(
     ("operand", "a", 1, "first input; for `moe` the tokens"),
     ("operand", "b", 1, "second input of map2; for `moe` the logits; for `cache` the values"),
     ("operand", "out", 1, "output"),
-    ("operand", "work", 1, "for `moe` its workspace: slots, weights, choices, grouping; for cache, attention, delay what "
-     "they keep from one run to the next"),
+    ("operand", "work", 1, "for `moe` its workspace: slots, weights, choices, grouping; for cache, attention and delay "
+     "what they keep from one run to the next"),
     ("u32", "w0", 1, "tensor: weight, gamma, table, sinks, or a constant operand a; for `moe` the layer"),
     ("u32", "w1", 1, "tensor: bias, beta, or a constant operand b; for `moe` the selection bias"),
     ("u32", "w2", 1, "tensor: the residual E of an int8 or int4 matrix; for `moe` a scale for each expert"),
     ("u32", "dims", 4, "sizes inside a row; linear: inputs, outputs; softmax, norms: size; reduce: outer, n, inner; "
-     "embed: width; rope: size, turned; cache, attention: size of a key, of a value, key heads, positions; delay: width, "
-     "steps, positions"),
+     "embed: width; rope: size, turned; cache, attention: size of a key, of a value, key heads, positions; delay: "
+     "width, steps, positions"),
     ("u32", "sa", 4, "strides of a, in floats; for cache, attention the window (0: none), then zeros"),
     ("u32", "sb", 4, "strides of b, in floats"),
     ("u32", "so", 4, "strides of out, in floats, row-major"),

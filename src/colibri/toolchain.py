@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -73,7 +73,7 @@ class Built:
 
     `shared_library` is None on a bare machine, and the module for WebAssembly, which has no `model_object`. Bytes of
     code and constants are those of the shared library; on a bare machine, of what a linker keeps for this model.
-    `stack` has the worst case of STACK_OF, or is None where the compiler gives no call graph; `flash_bytes` is what a
+    `stack` has this model's worst case of STACK_OF, or is None where the compiler gives no call graph; `flash_bytes` is what a
     bare machine's flash holds, the model included, and `selftest_bytes` what colibri_selftest adds to it.
     """
 
@@ -178,7 +178,8 @@ def build(
     stack = None
     if stacks:
         graphs = (path for path in output.glob("*.ci") if path.name not in (*_NO_STACK_FRAMES, "model.ci"))
-        stack = _stack(graphs, "colibri")
+        texts = open_package(export_directory).header["context_tokens"] > 0
+        stack = _stack(graphs, "colibri", never=() if texts else ("clb_run_sequence",))
     rodata = found.bytes_of(".rodata", ".data.rel.ro")
     return Built(archive, shared, model, found.bytes_of(".text"), rodata, stack=stack)
 
@@ -280,9 +281,14 @@ def linked_objects(model: Path, objects: Iterable[Path], prefix: str) -> list[Pa
     return chosen
 
 
-def _stack(graphs: Iterable[Path], prefix: str, linked: frozenset[str] | None = None) -> dict[str, int]:
+def _stack(
+    graphs: Iterable[Path], prefix: str, linked: frozenset[str] | None = None, never: Collection[str] = ()
+) -> dict[str, int]:
+    """`never`: functions that this model does not call, in an engine that serves all."""
     try:
         graph = callgraph.read(sorted(graphs), engine_directory(), linked)
+        for called in graph.calls.values():
+            called.difference_update(never)
         return {f"{prefix}_{name}": graph.worst(f"{prefix}_{name}")[0] for name in STACK_OF}
     except callgraph.StackError as error:
         raise ColibriError(f"the worst-case stack is not known: {error}") from None

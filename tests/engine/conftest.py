@@ -6,15 +6,20 @@ import functools
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from colibri import exporter
+from colibri.certify import certify
+from colibri.emit import model_bin
 from colibri.graph import Graph, Router
+from colibri.quantize import formats
 from tests.graphs import constant, expert, linear
+from tests.lm_graphs import language_model
 from tools import size
 
 HERE = Path(__file__).parent
@@ -162,24 +167,52 @@ def _many_ports(graph: Graph, rng: np.random.Generator) -> list[str]:
 GRAPHS = {"dense": _dense, "top1": _top1, "top2_shared": _top2_shared, "soft": _soft, "deep": _deep,
           "many_ports": _many_ports, "quantized": _quantized, "modern": _modern}  # fmt: skip
 
+# Language models whose contexts are longer than a page of the cache; of two of them, matrices and table are quantised.
+_TEXT = {"context": 80, "vocab": 24, "layers": 1}
+TEXTS: dict[str, dict[str, Any]] = {
+    "text": {"delay": 2},
+    "text_window": {"cache": "fp16", "window": 20, "sinks": True, "softcap": 1.5, "heads": 6, "value": 5},
+    "text_latent": {"cache": "int8", "kv": 1, "heads": 9, "key": 12, "value": 10},
+    "text_int8": {"cache": "int8", "encode": functools.partial(formats.int8, share=0), "delay": 70, "width": 20},
+    "text_int4": {
+        "cache": "fp16",
+        "encode": functools.partial(formats.int4, share=0),
+        "width": 32,
+        "key": 16,
+        "value": 16,
+    },
+}
+
 
 @functools.cache
-def example(name: str, expert_align: int = 4096, max_batch: int = MAX_BATCH) -> exporter.Export:
-    """One of the small models, exported."""
-    graph = Graph(name)
-    graph.outputs = GRAPHS[name](graph, np.random.default_rng(7))
-    return exporter.build(graph, max_batch=max_batch, expert_align=expert_align)
+def example(
+    name: str, expert_align: int = 4096, max_batch: int = MAX_BATCH, golden_rows: int | None = None
+) -> exporter.Export:
+    """One of the small models, exported; `golden_rows` is how many its certificate has, where they are not the usual."""
+    if name in TEXTS:
+        graph = language_model(**{**_TEXT, **TEXTS[name]})
+    else:
+        graph = Graph(name)
+        graph.outputs = GRAPHS[name](graph, np.random.default_rng(7))
+    export = exporter.build(graph, max_batch=max_batch, expert_align=expert_align)
+    if golden_rows is None:
+        return export
+    certificate = certify(export.graph, random_rows(export, golden_rows), golden_rows)
+    image = model_bin.write(export.program, certificate.golden, certificate.frequencies, expert_align=expert_align)
+    return replace(export, certificate=certificate, image=image)
 
 
-@pytest.fixture(params=list(GRAPHS))
+@pytest.fixture(params=[*GRAPHS, *TEXTS])
 def model(request: pytest.FixtureRequest) -> exporter.Export:
     """Each small model in turn."""
     return example(request.param)
 
 
 def random_rows(export: exporter.Export, batch: int, seed: int = 3) -> list[np.ndarray]:
-    """Input arrays (batch, *shape) float32, one an input."""
+    """Input arrays (batch, *shape) float32, one an input; of a language model ids."""
     rng = np.random.default_rng(seed)
+    if export.graph.context:
+        return [rng.integers(0, _TEXT["vocab"], (batch, 1)).astype(np.float32)]
     return [rng.standard_normal((batch, *export.graph.shapes[i]), np.float32) * 2 for i in export.graph.inputs]
 
 

@@ -127,6 +127,7 @@ typedef struct {
 static void run_job(const job *j)
 {
     memset(j->output.data, poison, j->output.size);
+    j->ctx->position = 0; /* a new text, where it is one */
     colibri_forward(j->ctx, j->input, (float *)(void *)j->output.data, j->batch);
     EXPECT(j->ctx->status == COLIBRI_OK);
     EXPECT(memcmp(j->output.data, j->wanted, j->output.size) == 0);
@@ -149,6 +150,11 @@ static void try_contexts(const block *model, colibri_context_t *first, const flo
     const size_t row = second->output_size * sizeof(float), last = (size_t)batch - 1;
     job jobs[2] = {{first, input, make(output->size, 4), output->data, batch},
                    {second, input + last * second->input_size, make(row, 4), output->data + last * row, 1}};
+    if (second->context_tokens != 0) { /* a text's last token is one of the text */
+        jobs[1] = jobs[0];
+        jobs[1].ctx = second;
+        jobs[1].output = make(output->size, 4);
+    }
     for (int n = 0; n < 10; ++n) {
         run_job(&jobs[n % 2]);
     }
@@ -192,6 +198,8 @@ int main(int argc, char **argv)
     } else if (strcmp(mode, "twice") == 0) {
         colibri_forward(ctx, x, y, batch);
         memset(y, poison, output.size);
+        EXPECT(ctx->position == (ctx->context_tokens != 0 ? (uint32_t)batch : 0));
+        ctx->position = 0;
     } else if (strcmp(mode, "selftest") == 0) {
         const block scratch = make(ctx->output_size * sizeof(float), 4);
         ctx->on_route = record;

@@ -9,7 +9,21 @@ from pathlib import Path
 import pytest
 
 from colibri import engine, exporter, toolchain
-from tests.engine.conftest import GRAPHS, HERE, MAX_BATCH, Build, compile_c, compiler, example, packed, random_rows
+from colibri.language import LanguageModel
+from tests.engine.conftest import (
+    GRAPHS,
+    HERE,
+    MAX_BATCH,
+    TEXTS,
+    Build,
+    compile_c,
+    compiler,
+    example,
+    packed,
+    random_rows,
+)
+
+TEXT = 78  # tokens: over a page of the cache
 
 
 def link(export: exporter.Export, folder: Path, archive: Path, *flags: str) -> Path:
@@ -36,6 +50,25 @@ def test_generated_code_gives_the_generic_engines_bits(
     assert done.stdout == packed(list(want) if isinstance(want, tuple) else [want])
 
 
+@pytest.mark.parametrize("vectors", ["", "-mavx2 -mf16c"])
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("max_batch", [1, 3, 40])
+def test_generated_code_reads_a_text_as_the_generic_engine_does(
+    name: str, max_batch: int, vectors: str, gcc_build: Build, tmp_path: Path
+) -> None:
+    if vectors and "avx2" not in engine.KERNELS:
+        pytest.skip("this machine has no avx2")
+    export = example(name, max_batch=max_batch)
+    program = link(export, tmp_path, gcc_build.archive, *vectors.split())
+    (rows,) = random_rows(export, TEXT)
+    want = LanguageModel(engine.opened(export.image)).logits(rows[:, 0].astype(int))
+    ends = [min(first + max_batch, TEXT) - 1 for first in range(0, TEXT, max_batch)]
+    for tail, wanted in (("0", want), ("1", want[ends])):
+        done = subprocess.run([program, str(TEXT), tail], input=packed([rows]), capture_output=True, check=False)
+        assert done.returncode == 0
+        assert done.stdout == packed([wanted])
+
+
 def symbols(program: Path) -> set[str]:
     lines = subprocess.run(["nm", program], capture_output=True, text=True, check=True).stdout.splitlines()
     return {line.split()[-1].split(".")[0] for line in lines}  # a copy for some constants is called name.constprop.0
@@ -47,5 +80,5 @@ def test_only_what_the_model_uses_is_linked(gcc_build: Build, tmp_path: Path) ->
     found = symbols(link(example("top1"), tmp_path, gcc_build.archive))
     assert {"colibri_forward", "product_f32"} <= found
     unused = {"clb_validate", "clb_softmax", "clb_layernorm", "clb_reduce", "product_q_i8", "product_q_i4", "quantize",
-              "residual", "product_f16", "clb_kernels_avx2", "clb_kernels_at"}  # fmt: skip
+              "residual", "product_f16", "clb_kernels_avx2", "clb_kernels_at", "clb_run_sequence", "attend"}  # fmt: skip
     assert not found & unused

@@ -10,7 +10,18 @@ import pytest
 
 from colibri import exporter
 from colibri.reference.interpreter import Trace, run
-from tests.engine.conftest import GRAPHS, HERE, MAX_BATCH, Build, compile_c, compiler, example, packed, random_rows
+from tests.engine.conftest import (
+    GRAPHS,
+    HERE,
+    MAX_BATCH,
+    TEXTS,
+    Build,
+    compile_c,
+    compiler,
+    example,
+    packed,
+    random_rows,
+)
 
 
 @pytest.fixture(scope="session")
@@ -104,7 +115,19 @@ def test_the_models_here_route() -> None:
     assert [len(list(example(name).graph.moe_nodes())) for name in GRAPHS] == [0, 1, 1, 1, 3, 1, 2, 7]
 
 
-@pytest.mark.parametrize("name", ["top2_shared", "deep", "quantized"])
+LONG = 71  # tokens: more than a page of the cache, and more than the longest delay
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("poison", [0xA5, 0xFF])
+def test_a_text_over_pages_reads_nothing_but_what_it_wrote(
+    driver: Path, tmp_path: Path, name: str, poison: int
+) -> None:
+    export = example(name, max_batch=LONG)
+    assert drive(driver, tmp_path, export, LONG, poison=poison, mode="seccomp") == reference(export, LONG)
+
+
+@pytest.mark.parametrize("name", ["top2_shared", "deep", "quantized", "text", "text_window", "text_int8"])
 @pytest.mark.parametrize("batch", [1, MAX_BATCH])
 def test_valgrind_finds_no_uninitialised_or_stray_access(driver: Path, tmp_path: Path, name: str, batch: int) -> None:
     memcheck = (compiler("valgrind"), "-q", "--error-exitcode=99", "--track-origins=yes")

@@ -22,7 +22,12 @@ from colibri.reference import sequence
 from colibri.reference.interpreter import run
 from tests.lm_graphs import language_model
 
-FORMATS = {"fp32": None, "fp16": formats.fp16, "int8": lambda m: formats.int8(m, share=0), "int4": lambda m: formats.int4(m, share=0)}  # fmt: skip
+FORMATS = {
+    "fp32": None,
+    "fp16": formats.fp16,
+    "int8": lambda m: formats.int8(m, share=0),
+    "int4": lambda m: formats.int4(m, share=0),
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "fp16 cache": {"cache": "fp16"},
@@ -84,10 +89,10 @@ def test_any_shape_of_attention_is_bit_exact(data: st.DataObject) -> None:
     draw = data.draw
     kv = draw(st.integers(1, 3))
     graph = language_model(
-        draw(st.integers(0, 99)), context=100, kv=kv, heads=kv * draw(st.integers(1, 9)), key=4 * draw(st.integers(1, 9)),
+        draw(st.integers(0, 99)), context=100, kv=kv, heads=kv * draw(st.integers(1, 9)), width=draw(st.integers(3, 20)),
         value=draw(st.integers(1, 40)), window=draw(st.integers(0, 100)), sinks=draw(st.booleans()),
         softcap=draw(st.sampled_from([0.0, 2.0])), cache=draw(st.sampled_from(["fp32", "fp16", "int8"])), layers=1,
-        width=draw(st.integers(3, 20)), delay=draw(st.integers(0, 5)),
+        delay=draw(st.integers(0, 5)), key=4 * draw(st.integers(1, 9)),
     )  # fmt: skip
     ids = text(draw(st.integers(1, 80)))
     lm = LanguageModel(opened(image(graph, draw(st.integers(1, 80)))), kernels=draw(st.sampled_from(KERNELS)))

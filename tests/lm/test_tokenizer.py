@@ -245,7 +245,13 @@ REFUSED = {
         "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(?<!a)b"}, "behavior": "Isolated", "invert": False}
     },
     "far ahead": {
-        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "a+b|a"}, "behavior": "Isolated", "invert": False}
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": "a+b|a"}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+            ],
+        }
     },
     "decoder": {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}},
     "model": {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}},

@@ -17,9 +17,8 @@ typedef struct {
 } q8x;
 typedef __m256i q8w, q8sum, q4x, q4sum;
 
-V vf load(const float *p) { return _mm256_loadu_ps(p); }
-V void store(float *p, vf v) { _mm256_storeu_ps(p, v); }
 V vf add(vf a, vf b) { return _mm256_add_ps(a, b); }
+V void add_to(float *p, vf v) { _mm256_storeu_ps(p, add(_mm256_loadu_ps(p), v)); }
 V vf mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 V vf broadcast(const float *p) { return _mm256_broadcast_ss(p); }
 V vf to_float(vi v) { return _mm256_cvtepi32_ps(v); }
@@ -47,8 +46,8 @@ V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
 
 V vi q8_end(q8sum sum) { return sum; }
 
-/* Eight products of pairs are added in 16 bits; one half of each starts at -8 · Σ inputs, all 32 of them. The sums wrap on
- * their way, but end within 8 · 2 · 15 · 127 < 2^15 and, (weight - 8) · input over 16 of them and -8 · input over the
+/* Eight products of pairs are added in 16 bits; one half of each starts at -8 · Σ inputs, all 32 of them. Sums may wrap
+ * on their way, but end within 8 · 2 · 15 · 127 < 2^15 or, (weight - 8) · input over 16 of them and -8 · input over the
  * others, within 2 · 16 · 8 · 127 < 2^15. */
 V q4sum q4_start(uint32_t inputs)
 {

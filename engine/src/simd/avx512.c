@@ -13,9 +13,8 @@
 typedef __m512 vf;
 typedef __m512i vi, q8w, q8x, q8sum, q4x, q4sum;
 
-V vf load(const float *p) { return _mm512_loadu_ps(p); }
-V void store(float *p, vf v) { _mm512_storeu_ps(p, v); }
 V vf add(vf a, vf b) { return _mm512_add_ps(a, b); }
+V void add_to(float *p, vf v) { _mm512_storeu_ps(p, add(_mm512_loadu_ps(p), v)); }
 V vf mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 V vf broadcast(const float *p) { return _mm512_set1_ps(*p); }
 V vf to_float(vi v) { return _mm512_cvtepi32_ps(v); }

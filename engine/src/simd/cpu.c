@@ -5,8 +5,8 @@
 
 #include <cpuid.h>
 
-/* Whether the processor has F16C and these features of its leaf 7, and the operating system saves these registers: 6 the
- * 256-bit ones, 0xE6 the 512-bit ones too. */
+/* Whether the processor has F16C and these features of its leaf 7, and the operating system saves these registers:
+ * 6 the 256-bit ones, 0xE6 the 512-bit ones too. */
 static int has(unsigned registers, unsigned in_b, unsigned in_c)
 {
     unsigned a, b, c, d, low, high;
@@ -18,15 +18,6 @@ static int has(unsigned registers, unsigned in_b, unsigned in_c)
            (c & in_c) == in_c;
 }
 
-#elif defined(CLB_NEON_DOT) && !defined(__ARM_FEATURE_DOTPROD)
-
-/* ID_AA64ISAR0_EL1, field DP: Linux lets a program read it. */
-static int has_dot(void)
-{
-    uint64_t features;
-    __asm__("mrs %0, S3_0_C0_C6_0" : "=r"(features));
-    return (features >> 44 & 15u) != 0;
-}
 #endif
 
 const clb_kernels *clb_kernels_at(uint32_t n)
@@ -40,7 +31,9 @@ const clb_kernels *clb_kernels_at(uint32_t n)
         return &clb_kernels_avx2;
     }
 #elif defined(CLB_NEON_DOT) && !defined(__ARM_FEATURE_DOTPROD)
-    if (has_dot() && n-- == 0) {
+    uint64_t features; /* ID_AA64ISAR0_EL1, of it the field DP: Linux lets a program read it */
+    __asm__("mrs %0, S3_0_C0_C6_0" : "=r"(features));
+    if ((features >> 44 & 15u) != 0 && n-- == 0) {
         return &clb_kernels_neon_dot;
     }
 #endif

@@ -7,13 +7,13 @@
 
 /* Float rows: groups of 256 inputs are summed from +0, and the groups added in order. */
 #define FLOAT_PRODUCT(name, type, weight)                                                                              \
-    OF_MATRIX void name(const uint8_t *matrix, size_t stride, uint32_t outputs, const clb_tile *tile, uint32_t cols,      \
+    OF_MATRIX void name(const uint8_t *matrix, size_t stride, uint32_t outputs, const clb_tile *tile, uint32_t cols,   \
                      float total[CLB_TILE][CLB_WIDTH])                                                                 \
     {                                                                                                                  \
         for (uint32_t b = 0; b < clb_ceil(outputs, CLB_LANES); ++b) {                                                  \
             const uint32_t live = outputs - b * CLB_LANES;                                                             \
             const type *w = (const type *)(const void *)(matrix + b * stride);                                         \
-            for (uint32_t row = 0; row < clb_rows(tile); ++row) {                                                          \
+            for (uint32_t row = 0; row < clb_rows(tile); ++row) {                                                      \
                 const float *x = tile->a[row];                                                                         \
                 float *out = total[row] + b * CLB_LANES;                                                               \
                 for (uint32_t start = 0; start < cols; start += CLB_GROUP) {                                           \
@@ -120,7 +120,7 @@ OF_MATRIX void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t outpu
             const uint32_t *w = (const uint32_t *)(const void *)block + at % CLB_LANES, *q = inputs;
             float *out = total[row] + at;
             for (const float *scale = x.scale; q < end; ++scale) {
-                const uint32_t fours = (uint32_t)(end - q) < CLB_ACTIVATION_GROUP / 4 ? (uint32_t)(end - q) : CLB_ACTIVATION_GROUP / 4;
+                const uint32_t fours = clb_min((uint32_t)(end - q), CLB_ACTIVATION_GROUP / 4);
                 int32_t sum[QUARTER];
                 add_fours(sum, w, q, fours);
                 q += fours;

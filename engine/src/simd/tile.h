@@ -5,7 +5,8 @@
  * whose copy is then computed and dropped).
  *   vf, vi                  WIDE × 8 floats, int32
  *   q8w q8x q8sum q4x q4sum     weights, inputs and sums of the integer products in whatever form suits the machine
- *   load store add mul broadcast(const float *) to_float(vi)
+ *   add mul broadcast(const float *) to_float(vi)
+ *   add_to(float *, vf)         to what lies there
  *   f32_at f16_at(place)        weights of one input, as floats
  *   bytes_at(place)             32 bytes a block: 4 inputs × 8 rows
  *   byte_of(vi, i)              input i of the four, as floats
@@ -29,7 +30,14 @@ V void prefetch(const uint8_t *at, size_t stride, uint32_t vectors)
     }
 }
 
-V void add_total(float *total, vf part) { store(total, add(load(total), part)); }
+/* total[r][v] += part of every row r and vector v, after `prepare` for the row. */
+#define ADD_TOTALS(prepare, part)                                                                                      \
+    UNROLL for (uint32_t r = 0; r < rows; ++r) {                                                                       \
+        prepare;                                                                                                       \
+        UNROLL for (uint32_t v = 0; v < vectors; ++v) {                                                                \
+            add_to(total[r] + v * WIDE * CLB_LANES, part);                                                             \
+        }                                                                                                              \
+    }
 
 V place both_at(const uint8_t *first, size_t stride) { return (place){first, first + stride}; }
 
@@ -73,11 +81,7 @@ V void float_tile(enum format format, const uint8_t *w, size_t stride, uint32_t 
     for (; k < end; ++k) {
         float_step(format, w, stride, vectors, x, rows, k, chain);
     }
-    UNROLL for (uint32_t r = 0; r < rows; ++r) {
-        UNROLL for (uint32_t v = 0; v < vectors; ++v) {
-            add_total(total[r] + v * WIDE * CLB_LANES, chain[v][r]);
-        }
-    }
+    ADD_TOTALS((void)0, chain[v][r])
 }
 
 V void int8_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_record *x, uint32_t rows,
@@ -109,12 +113,8 @@ V void int8_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_re
             }
         }
     }
-    UNROLL for (uint32_t r = 0; r < rows; ++r) {
-        const vf scale = broadcast(x[r].scale + start / CLB_ACTIVATION_GROUP);
-        UNROLL for (uint32_t v = 0; v < vectors; ++v) {
-            add_total(total[r] + v * WIDE * CLB_LANES, mul(to_float(q8_end(sum[v][r])), scale));
-        }
-    }
+    ADD_TOTALS(const vf scale = broadcast(x[r].scale + start / CLB_ACTIVATION_GROUP),
+               mul(to_float(q8_end(sum[v][r])), scale))
 }
 
 V void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_record *x, uint32_t rows,
@@ -146,12 +146,7 @@ V void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_re
             }
         }
     }
-    UNROLL for (uint32_t r = 0; r < rows; ++r) {
-        const vf scale = broadcast(x[r].scale + start / CLB_ACTIVATION_GROUP);
-        UNROLL for (uint32_t v = 0; v < vectors; ++v) {
-            add_total(total[r] + v * WIDE * CLB_LANES, mul(inner[v][r], scale));
-        }
-    }
+    ADD_TOTALS(const vf scale = broadcast(x[r].scale + start / CLB_ACTIVATION_GROUP), mul(inner[v][r], scale))
 }
 
 /* All rows are covered with tiles of constant size. */

@@ -26,13 +26,6 @@ typedef struct {
     words half[2];
 } vi;
 
-V vf load(const float *p)
-{
-    vf v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-V void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
 V vf broadcast(const float *p) { return (vf){{{*p, *p, *p, *p}, {*p, *p, *p, *p}}}; }
 V vf add(vf a, vf b) { return (vf){{a.half[0] + b.half[0], a.half[1] + b.half[1]}}; }
 V vf mul(vf a, vf b) { return (vf){{a.half[0] * b.half[0], a.half[1] * b.half[1]}}; }
@@ -42,7 +35,17 @@ V vf to_float(vi v)
 }
 V vi same(int32_t n) { return (vi){{{n, n, n, n}, {n, n, n, n}}}; }
 
-V vf f32_at(place p) { return load(p.first); }
+V vf f32_at(place p)
+{
+    vf v;
+    memcpy(&v, p.first, sizeof v);
+    return v;
+}
+V void add_to(float *p, vf v)
+{
+    v = add(f32_at((place){p, NULL}), v);
+    memcpy(p, &v, sizeof v);
+}
 
 V vf f16_at(place p)
 {

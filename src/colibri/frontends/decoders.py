@@ -169,13 +169,19 @@ class _Builder:
         self.plan, self.checkpoint, self.cache = plan, checkpoint, cache
         self.graph = Graph(name, context=context)
         self.at = ""  # what tensors of the layer being built begin with
+        self.count = 0
+
+    def add(self, op: str, *inputs: str, output: str | None = None, **attrs: Any) -> str:
+        """A node, its value named by the layer; a name is not searched for, for there are tens of thousands."""
+        self.count += 1
+        return self.graph.add(op, *inputs, output=output or f"{self.at}{op}_{self.count}", **attrs)
 
     def whole(self) -> Graph:
         plan, graph, root = self.plan, self.graph, f"{self.plan.prefix}model."
         token = graph.add_input("token", (1,))
         table = self.checkpoint.take(f"{root}embed_tokens.weight", (plan.vocabulary, plan.hidden))
         embedding = graph.add_constant(table.name, table.part(table.shape))
-        h = self.scaled(graph.add("embed", token, embedding), plan.embedding_factor, "embedding_multiplier")
+        h = self.scaled(self.add("embed", token, embedding), plan.embedding_factor, "embedding_multiplier")
         for n in range(plan.layers):
             self.at = f"{root}layers.{n}."
             mixer, feed = plan.mixer(n), plan.feed(n)
@@ -187,10 +193,10 @@ class _Builder:
         h = self.normed(h, plan.norms[2])
         self.at = plan.prefix
         last = plan.logits_divisor == 1
-        logits = graph.add("linear", h, *self.output(embedding), output="logits" if last else None)
+        logits = self.add("linear", h, *self.output(embedding), output="logits" if last else None)
         if not last:
             divisor = self.number("logits_scaling", plan.logits_divisor)
-            logits = graph.add("binary", logits, divisor, func="div", output="logits")
+            logits = self.add("binary", logits, divisor, func="div", output="logits")
         graph.outputs = [logits]
         self.checkpoint.finish(plan.ignored)
         graph.validate()
@@ -228,32 +234,32 @@ class _Builder:
                 *([self.vector(f"{name}.bias", rows, order)] if bias else [])]  # fmt: skip
 
     def linear(self, x: str, name: str, rows: int, bias: bool = False, order: Any = None) -> str:
-        return self.graph.add("linear", x, *self.matrix(name, rows, self.graph.shapes[x][-1], bias, order))
+        return self.add("linear", x, *self.matrix(name, rows, self.graph.shapes[x][-1], bias, order))
 
     def number(self, name: str, value: float) -> str:
         return self.graph.add_constant(name, np.array([value], np.float32))
 
     def scaled(self, x: str, by: float, name: str) -> str:
-        return x if by == 1 else self.graph.add("binary", x, self.number(name, by), func="mul")
+        return x if by == 1 else self.add("binary", x, self.number(name, by), func="mul")
 
     def residual(self, h: str, x: str) -> str:
-        return self.graph.add("binary", h, self.scaled(x, self.plan.residual_factor, "residual_multiplier"), func="add")
+        return self.add("binary", h, self.scaled(x, self.plan.residual_factor, "residual_multiplier"), func="add")
 
     def normed(self, x: str, name: str, eps: float | None = None) -> str:
         kind, width = self.plan.norm, self.graph.shapes[x][-1]
         parts = [self.vector(f"{name}.weight", width)]
         if kind == "layernorm":
             parts.append(self.vector(f"{name}.bias", width))
-        return self.graph.add(kind, x, *parts, eps=self.plan.eps if eps is None else eps)
+        return self.add(kind, x, *parts, eps=self.plan.eps if eps is None else eps)
 
     def part(self, x: str, start: int, stop: int, axis: int = 0) -> str:
-        return self.graph.add("slice", x, axis=axis, start=start, stop=stop, step=1)
+        return self.add("slice", x, axis=axis, start=start, stop=stop, step=1)
 
     def shaped(self, x: str, *shape: int) -> str:
-        return self.graph.add("reshape", x, shape=shape)
+        return self.add("reshape", x, shape=shape)
 
     def turned(self, x: str, table: Array, name: str = "rotary") -> str:
-        return self.graph.add("rope", x, self.graph.add_constant(name, table))
+        return self.add("rope", x, self.graph.add_constant(name, table))
 
     # --- positions ----------------------------------------------------------------------------------------------------
 
@@ -268,13 +274,13 @@ class _Builder:
             if a.norm == "whole" and part != "v":
                 y = self.normed(y, block + a.norms[n])
             if a.clip is not None:
-                y = graph.add("unary", y, func="clamp", alpha=-a.clip, beta=a.clip)
+                y = self.add("unary", y, func="clamp", alpha=-a.clip, beta=a.clip)
             y = self.shaped(y, count, a.dim)
             if part != "v":
                 y = self.normed(y, block + a.norms[n]) if a.norm == "head" and not a.norm_last else y
                 y = y if a.table is None else self.turned(y, a.table)
                 y = self.normed(y, block + a.norms[n]) if a.norm == "head" and a.norm_last else y
-                y = graph.add("rmsnorm", y, eps=self.plan.eps) if a.norm == "l2" else y
+                y = self.add("rmsnorm", y, eps=self.plan.eps) if a.norm == "l2" else y
             if part == "q" and a.stretch is not None:
                 # Turning by an angle of zero, with "cosines" other than one, is a factor for each position.
                 wide = np.repeat(a.stretch[:, None], a.dim // 2, axis=1).astype(np.float32)
@@ -283,7 +289,7 @@ class _Builder:
         more = [self.vector(f"{block}sinks", a.heads)] if a.sinks else []
         # The context may grow later, as far as the table goes; beyond all of it a window hides nothing.
         window = a.window if a.table is None or a.window < len(a.table) else 0
-        y = graph.add("attention", rows["q"], rows["k"], rows["v"], *more, scale=a.scale, window=window, softcap=0.0,
+        y = self.add("attention", rows["q"], rows["k"], rows["v"], *more, scale=a.scale, window=window, softcap=0.0,
                       cache=self.cache)  # fmt: skip
         return self.linear(self.shaped(y, a.heads * a.dim), block + a.out, self.plan.hidden, a.out_bias)
 
@@ -310,61 +316,60 @@ class _Builder:
         for h in range(a.heads):
             back = expand.part((a.rank, a.nope), h * step, h * step + a.nope, lambda found: found.T)
             weight = graph.add_constant(f"{expand.name}.k{h}", back)
-            seen.append(graph.add("linear", self.part(q, h * a.nope, (h + 1) * a.nope), weight))
-        q = graph.add("concat", self.shaped(self.joined(seen), a.heads, a.rank), q_turned, axis=1)
-        y = graph.add("attention", q, graph.add("concat", c, k_turned, axis=1), c, scale=a.scale, window=0, softcap=0.0,
+            seen.append(self.add("linear", self.part(q, h * a.nope, (h + 1) * a.nope), weight))
+        q = self.add("concat", self.shaped(self.joined(seen), a.heads, a.rank), q_turned, axis=1)
+        y = self.add("attention", q, self.add("concat", c, k_turned, axis=1), c, scale=a.scale, window=0, softcap=0.0,
                       cache=self.cache)  # fmt: skip
         out = []
         for h in range(a.heads):
             values = expand.part((a.value, a.rank), h * step + a.nope, (h + 1) * step)
             weight = graph.add_constant(f"{expand.name}.v{h}", values)
-            out.append(graph.add("linear", self.shaped(self.part(y, h, h + 1), a.rank), weight))
+            out.append(self.add("linear", self.shaped(self.part(y, h, h + 1), a.rank), weight))
         return self.linear(self.joined(out), f"{block}o_proj", self.plan.hidden, a.bias)
 
     def joined(self, parts: list[str]) -> str:
-        return self.graph.add("concat", *parts, axis=0)
+        return self.add("concat", *parts, axis=0)
 
     def convolution(self, a: Convolution, x: str) -> str:
         graph, width = self.graph, self.plan.hidden
         both = self.linear(x, "conv.in_proj", 3 * width, a.bias)
         before, after, value = (self.part(both, n * width, (n + 1) * width) for n in range(3))
-        seen = graph.add("binary", before, value, func="mul")
+        seen = self.add("binary", before, value, func="mul")
         taps = self.take("conv.conv.weight", width, 1, a.taps).read()[:, 0]
         total = ""
         for n in range(a.taps):  # the last tap is for the position itself
-            seen = graph.add("delay", seen, steps=1) if n else seen
+            seen = self.add("delay", seen, steps=1) if n else seen
             tap = graph.add_constant(f"{self.at}conv.conv.weight.{n}", taps[:, a.taps - 1 - n])
-            term = graph.add("binary", seen, tap, func="mul")
-            total = graph.add("binary", total, term, func="add") if n else term
+            term = self.add("binary", seen, tap, func="mul")
+            total = self.add("binary", total, term, func="add") if n else term
         if a.bias:
-            total = graph.add("binary", total, self.vector("conv.conv.bias", width), func="add")
-        return self.linear(graph.add("binary", after, total, func="mul"), "conv.out_proj", width, a.bias)
+            total = self.add("binary", total, self.vector("conv.conv.bias", width), func="add")
+        return self.linear(self.add("binary", after, total, func="mul"), "conv.out_proj", width, a.bias)
 
     # --- feed-forward -------------------------------------------------------------------------------------------------
 
     def dense(self, d: Dense, x: str) -> str:
         gate, up, down = (f"{d.block}.{name}" for name in d.names)
-        acted = self.graph.add("unary", self.linear(x, gate, d.width, d.bias), func=self.plan.activation)
-        both = self.graph.add("binary", acted, self.linear(x, up, d.width, d.bias), func="mul")
+        acted = self.add("unary", self.linear(x, gate, d.width, d.bias), func=self.plan.activation)
+        both = self.add("binary", acted, self.linear(x, up, d.width, d.bias), func="mul")
         return self.linear(both, down, self.plan.hidden, d.bias)
 
     def mixture(self, m: Mixture, x: str) -> str:
-        graph, hidden = self.graph, self.plan.hidden
         gate = self.found(*m.gate)
         logits = self.linear(x, gate.removesuffix(".weight"), m.count, m.gate_bias)
         bias = None
         if m.bias:
             bias = self.take(self.found(*m.bias), *(1,) * (m.bias_rank - 1), m.count).read().reshape(-1)
         router = m.router(bias)
-        bodies = [self.expert(m, e, *matrices) for e, matrices in enumerate(self.experts(m, hidden))]
-        y = graph.add("moe", x, logits, router=router, experts=bodies)
+        bodies = [self.expert(m, e, *matrices) for e, matrices in enumerate(self.experts(m, self.plan.hidden))]
+        y = self.add("moe", x, logits, router=router, experts=bodies)
         if m.shared is None:
             return y
         shared = self.dense(m.shared, x)
         if m.shared_gate:
-            open_ = graph.add("unary", self.linear(x, m.shared_gate, 1), func="sigmoid")
-            shared = graph.add("binary", shared, open_, func="mul")
-        return graph.add("binary", y, shared, func="add")
+            open_ = self.add("unary", self.linear(x, m.shared_gate, 1), func="sigmoid")
+            shared = self.add("binary", shared, open_, func="mul")
+        return self.add("binary", y, shared, func="add")
 
     def found(self, *names: str) -> str:
         return self.checkpoint.either(*(self.at + name for name in names)).removeprefix(self.at)

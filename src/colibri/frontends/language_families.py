@@ -372,9 +372,9 @@ ADAPTERS: dict[str, Adapter] = {
                 "moe_random_routing_dropped_token n_group topk_group kv_lora_rank q_lora_rank qk_nope_head_dim "
                 "qk_rope_head_dim v_head_dim class_num dense_list pool_type org_vocab_size num_media_embeds pad_id "
                 "skip_cls_token mask_init_id image_token_id im_start_id im_end_id im_newline_id text_start_id "
-                "text_end_id video_start_id video_end_id anyres_pooling_size anyres_vit_max_image_size anyres_vit_two_views "
-                "vit_add_patchemb_bias vit_input_resolution vit_mapping_type vit_norm_type vit_patch vit_path "
-                "vit_remove_prenorm vit_token vit_type vit_used_rms_norm xdrope_section"),
+                "text_end_id video_start_id video_end_id anyres_pooling_size anyres_vit_max_image_size "
+                "anyres_vit_two_views vit_add_patchemb_bias vit_input_resolution vit_mapping_type vit_norm_type "
+                "vit_patch vit_path vit_remove_prenorm vit_token vit_type vit_used_rms_norm xdrope_section"),
     "minimax_m2": Adapter(
         "MiniMax-M2", ("MiniMaxM2ForCausalLM",), "MiniMaxM2Config",
         _fields(200064, 3072, 62, 48, 8, 196608, intermediate_size=1536, head_dim=128, num_experts_per_tok=8,
