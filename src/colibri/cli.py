@@ -178,8 +178,9 @@ def export(
             for option, value in unused.items():
                 if value is not None:
                     raise ExportError(f"{option} is not for language models: leave it out")
+            style = exporter.Style(prefix, expert_sections)
             summary = _export_language(model, output, dtype, activations, residual_share, context, cache, max_batch,
-                                       expert_align, exporter.Style(prefix, expert_sections), workers, as_json)  # fmt: skip
+                                       expert_align, style, workers, as_json)  # fmt: skip
         show(summary, as_json)
         return
     with errors(as_json, debug), _progress(as_json) as advance:

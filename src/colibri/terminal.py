@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,8 +53,14 @@ def show(values: dict[str, Any], as_json: bool) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in values.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            for n, row in enumerate(value):
-                table.add_row(f"{key} {n}", plain(", ".join(f"{k} {v}" for k, v in row.items())))
+            # Long lists are for --json; rows that then read alike are one.
+            rows = [", ".join(f"{k} {v}" for k, v in row.items() if not isinstance(v, list) or len(v) <= 8)
+                    for row in value]  # fmt: skip
+            first = 0
+            for text, alike in groupby(rows):
+                last = first + len(list(alike)) - 1
+                table.add_row(f"{key} {first}" if first == last else f"{key} {first}…{last}", plain(text))
+                first = last + 1
         else:
             shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
             table.add_row(key, plain(shown))

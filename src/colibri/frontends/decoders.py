@@ -264,7 +264,7 @@ class _Builder:
     # --- positions ----------------------------------------------------------------------------------------------------
 
     def heads(self, a: Heads, x: str) -> str:
-        graph, block = self.graph, "self_attn."
+        block = "self_attn."
         rows: dict[str, str] = {}
         for n, (part, count) in enumerate((("q", a.heads), ("k", a.kv), ("v", a.kv))):
             turns = a.table is not None and part != "v"

@@ -39,7 +39,8 @@ class Rotary:
     `longest` is the model's max_position_embeddings, `original` what it was trained with before it was scaled,
     `context` the most positions there will be: it decides between the short and the long factors of longrope, and how
     far dynamic scaling goes. `positions`, at least as many, are those the tables hold, for a context that may grow
-    later, as far as `most_positions`. `mscales` (Phi-3.5-MoE): cosines are multiplied by short_mscale or long_mscale.
+    later (`most_positions` says how far). `mscales` (Phi-3.5-MoE): cosines are multiplied by short_mscale or
+    long_mscale.
     """
 
     kind: str
