@@ -1,4 +1,4 @@
-/* A context, and a forward around a program: the same for the generic engine and for generated code. */
+/* The five functions, the same for the generic engine and for generated code. */
 #include "internal.h"
 
 CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t context_bytes)
@@ -10,24 +10,40 @@ CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t con
                                                      : COLIBRI_OK;
 }
 
-CLB_INTERNAL colibri_context_t *clb_open(void *mem, size_t mem_size, const clb_header *header, const clb_kernels *kernels)
+colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin)
 {
-    if (clb_check_memory(mem, mem_size, header->context_bytes) != COLIBRI_OK) {
+    clb_model model;
+    if (clb_validate(model_bin, UINT64_MAX, &model) != COLIBRI_OK ||
+        clb_check_memory(mem, mem_size, model.header->context_bytes) != COLIBRI_OK) {
         return NULL;
     }
+    const clb_header *header = model.header;
     colibri_context_t *ctx = mem;
     memset(ctx, 0, CLB_HEAD_BYTES);
     ctx->status = COLIBRI_OK;
     ctx->max_batch = (int32_t)header->max_batch;
     ctx->input_size = header->input_floats;
     ctx->output_size = header->output_floats;
-    ctx->model = (const uint8_t *)header;
-    ctx->kernels = kernels;
+    ctx->model = model_bin;
+    ctx->kernels = clb_kernels_at(0);
     ctx->context_tokens = header->context_tokens;
     return ctx;
 }
 
-CLB_WALK void clb_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size, clb_walk *program)
+size_t colibri_model_size(const uint8_t *model_bin)
+{
+    const clb_header *header;
+    return clb_read_header(model_bin, &header) == COLIBRI_OK ? (size_t)header->context_bytes : 0;
+}
+
+int colibri_get_num_experts(const uint8_t *model_bin)
+{
+    const clb_header *header;
+    const int error = clb_read_header(model_bin, &header);
+    return error == COLIBRI_OK ? (int)header->experts : -error;
+}
+
+void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size)
 {
     if (ctx == NULL || ctx->model == NULL) {
         return;
@@ -43,11 +59,14 @@ CLB_WALK void clb_forward(colibri_context_t *ctx, const float *input, float *out
     if (ctx->status != COLIBRI_OK) {
         return;
     }
-    clb_frame frame = {.weights = ctx->model, .arena = (uint8_t *)ctx, .input = input, .output = output, .ctx = ctx,
-                       .tail = part ? samples - (uint32_t)ctx->tail : 0, .position = ctx->position};
-    program(samples, &frame);
+    const uint32_t tail = part ? samples - (uint32_t)ctx->tail : 0;
+    const size_t floats = (size_t)(samples - tail) * ctx->output_size;
+    /* Nothing before the tail is written to the output, which begins with the tail's first row. */
+    float *const rows = (float *)((uintptr_t)output - (uintptr_t)tail * ctx->output_size * sizeof(float));
+    clb_frame frame = {.weights = ctx->model, .arena = (uint8_t *)ctx, .input = input, .output = rows, .ctx = ctx,
+                       .tail = tail, .position = ctx->position};
+    clb_run_program(samples, &frame);
     ctx->position += tokens != 0 ? samples : 0;
-    const size_t floats = (size_t)(samples - frame.tail) * ctx->output_size;
     for (size_t i = 0; i < floats; ++i) {
         output[i] = output[i] == output[i] ? output[i] : clb_nan();
     }

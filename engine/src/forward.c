@@ -1,26 +1,5 @@
-/* The generic engine: four of the five functions, and the walk over a model's program. */
+/* The generic engine: the walk over a model's program. */
 #include "internal.h"
-
-colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin)
-{
-    clb_model model;
-    return clb_validate(model_bin, UINT64_MAX, &model) == COLIBRI_OK
-               ? clb_open(mem, mem_size, model.header, clb_kernels_at(0))
-               : NULL;
-}
-
-size_t colibri_model_size(const uint8_t *model_bin)
-{
-    const clb_header *header;
-    return clb_read_header(model_bin, &header) == COLIBRI_OK ? (size_t)header->context_bytes : 0;
-}
-
-int colibri_get_num_experts(const uint8_t *model_bin)
-{
-    const clb_header *header;
-    const int error = clb_read_header(model_bin, &header);
-    return error == COLIBRI_OK ? (int)header->experts : -error;
-}
 
 static clb_kernel *const kernels[CLB_OP_COUNT] = {
     [CLB_OP_QUANTIZE] = clb_quantize, [CLB_OP_MAP1] = clb_map1,           [CLB_OP_MAP2] = clb_map2,
@@ -28,12 +7,12 @@ static clb_kernel *const kernels[CLB_OP_COUNT] = {
     [CLB_OP_REDUCE] = clb_reduce,
 };
 
-static void run_op(const clb_op *op, uint32_t samples, const clb_frame *frame)
+static void run_op(const clb_op *op, uint32_t first, uint32_t samples, const clb_frame *frame)
 {
     if (op->code == CLB_OP_LINEAR || op->code == CLB_OP_LINEAR_Q) {
-        clb_run_linear(op, samples, frame);
+        clb_run_linear(op, first, samples, frame);
     } else {
-        clb_run_rows(kernels[op->code], op, samples, frame);
+        clb_run_rows(kernels[op->code], op, first, samples, frame);
     }
 }
 
@@ -42,14 +21,14 @@ static void run_expert(uint32_t number, uint32_t count, clb_frame *frame)
     const clb_expert *expert = &frame->model->experts[number];
     frame->weights = frame->model->bytes + expert->offset;
     for (uint32_t n = 0; n < expert->ops; ++n) {
-        run_op(&frame->model->ops[expert->first_op + n], count, frame);
+        run_op(&frame->model->ops[expert->first_op + n], 0, count, frame);
     }
     if (expert->ops == 0) {
         clb_no_expert(frame->routed, count);
     }
 }
 
-static void run_program(uint32_t samples, clb_frame *frame)
+void clb_run_program(uint32_t samples, clb_frame *frame)
 {
     clb_model model;
     clb_parse(frame->ctx->model, &model);
@@ -57,18 +36,12 @@ static void run_program(uint32_t samples, clb_frame *frame)
     frame->tensors = model.tensors;
     for (uint32_t n = 0; n < model.header->main_ops; ++n) {
         const clb_op *op = &model.ops[n];
-        frame->first = n < model.header->tail_op ? 0 : frame->tail;
         if (op->code == CLB_OP_MOE) {
             clb_run_moe(&model.layers[op->w0], op, clb_route, run_expert, samples, frame);
         } else if (op->code > CLB_OP_MOE) { /* never in an expert */
             clb_run_sequence(op, samples, frame);
         } else {
-            run_op(op, samples, frame);
+            run_op(op, n < model.header->tail_op ? 0 : frame->tail, samples, frame);
         }
     }
-}
-
-void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size)
-{
-    clb_forward(ctx, input, output, batch_size, run_program);
 }

@@ -1,7 +1,7 @@
 /* What an exported model.c with COLIBRI_GENERATED is made of: the engine's files as one unit, with the kernels of the machine
  * it is compiled for, of which only those the model uses are kept, and the five functions and the self-test for this one
  * model. Its program is code and needs no proof. The file defines before: CLB_TILE, CLB_FOLDED, CLB_USED_UNARY and the like, the names
- * of the functions where they have a prefix, colibri_model; and after: program. */
+ * of the functions where they have a prefix, colibri_model; and after: clb_run_program. */
 #include "internal.h"
 
 #if defined(CLB_V128)
@@ -18,6 +18,25 @@
 #define MODEL_KERNELS clb_kernels_plain
 #endif
 
+/* What validate.c does for the generic engine: this model needs no proof, and there is no other. */
+static inline int clb_read_header(const uint8_t *model, const clb_header **header)
+{
+    *header = (const clb_header *)(const void *)colibri_model;
+    return model == colibri_model ? COLIBRI_OK : COLIBRI_ERR_MAGIC;
+}
+
+static inline int clb_validate(const uint8_t *model, uint64_t size, clb_model *parsed)
+{
+    (void)size;
+    return clb_read_header(model, &parsed->header);
+}
+
+static inline const clb_kernels *clb_kernels_at(uint32_t n) /* a context has none: they are known here */
+{
+    (void)n;
+    return NULL;
+}
+
 #include "context.c"
 #include "elementwise.c"
 #include "linear.c"
@@ -27,8 +46,6 @@
 #include "rows.c"
 #include "selftest.c"
 #include "sequence.c"
-
-CLB_WALK clb_walk program;
 
 /* A layer's routing as a function of its own, with what its descriptor says in it. */
 #define ROUTE(name, its_layer)                                                                                         \
@@ -41,31 +58,3 @@ CLB_WALK clb_walk program;
 
 /* What the validator has proven of a number, for the compiler. */
 #define AT_MOST(number, most) ((number) > (most) ? __builtin_unreachable() : (void)0)
-
-static const clb_header *this_model(const uint8_t *model_bin)
-{
-    return model_bin == colibri_model ? (const clb_header *)(const void *)colibri_model : NULL;
-}
-
-colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin)
-{
-    const clb_header *header = this_model(model_bin);
-    return header != NULL ? clb_open(mem, mem_size, header, NULL) : NULL;
-}
-
-size_t colibri_model_size(const uint8_t *model_bin)
-{
-    const clb_header *header = this_model(model_bin);
-    return header != NULL ? (size_t)header->context_bytes : 0;
-}
-
-int colibri_get_num_experts(const uint8_t *model_bin)
-{
-    const clb_header *header = this_model(model_bin);
-    return header != NULL ? (int)header->experts : -COLIBRI_ERR_MAGIC;
-}
-
-void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size)
-{
-    clb_forward(ctx, input, output, batch_size, program);
-}

@@ -14,7 +14,7 @@ typedef struct {
     clb_matrix matrix;
     const clb_op *op;
     const clb_frame *frame;
-    uint32_t samples, blocks, chunk; /* chunk: blocks a task computes */
+    uint32_t first, samples, blocks, chunk; /* chunk: blocks a task computes */
 } product_task;
 
 CLB_WALK uint64_t clb_block_bytes(uint32_t layout, uint32_t cols)
@@ -41,7 +41,7 @@ CLB_STATIC_WALK void run_chunk(void *arg, uint32_t index)
     const clb_kernels *kernels = CLB_KERNELS(t->frame->ctx);
     const uint32_t first = index * t->chunk, end = first + clb_min(t->blocks - first, t->chunk);
     const uint32_t begin = first * CLB_LANES, outputs = clb_min(op->dims[1], end * CLB_LANES) - begin;
-    uint32_t sample = t->frame->first, row = 0;
+    uint32_t sample = t->first, row = 0;
     clb_tile tile;
     tile.w0 = tile.w1 = NULL;
     while (sample < t->samples) {
@@ -58,12 +58,12 @@ CLB_STATIC_WALK void run_chunk(void *arg, uint32_t index)
     }
 }
 
-CLB_WALK void clb_run_linear(const clb_op *op, uint32_t samples, const clb_frame *frame)
+CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples, const clb_frame *frame)
 {
     const clb_tensor *w = &frame->tensors[op->w0];
     const colibri_context_t *ctx = frame->ctx;
     product_task t = {
-        .op = op, .frame = frame, .samples = samples, .blocks = clb_ceil(op->dims[1], CLB_LANES),
+        .op = op, .frame = frame, .first = first, .samples = samples, .blocks = clb_ceil(op->dims[1], CLB_LANES),
         .matrix.layout = w->layout, .matrix.cols = op->dims[0], .matrix.outputs = op->dims[1],
         .matrix.blocks = clb_tensor_at(frame, op->w0), .matrix.stride = (size_t)clb_block_bytes(w->layout, w->cols),
         .matrix.bias = (const float *)(const void *)clb_tensor_at(frame, op->w1),
@@ -76,7 +76,7 @@ CLB_WALK void clb_run_linear(const clb_op *op, uint32_t samples, const clb_frame
         t.matrix.entries = (uint32_t)((frame->tensors[op->w2].bytes - index) / 4);
     }
     const uint32_t fitting = (uint32_t)(CHUNK_BYTES / t.matrix.stride) / CELL_BLOCKS * CELL_BLOCKS;
-    const uint64_t macs = (uint64_t)(samples - frame->first) * op->rows * op->dims[0] * op->dims[1];
+    const uint64_t macs = (uint64_t)(samples - first) * op->rows * op->dims[0] * op->dims[1];
     const int spread = ctx->parallel != NULL && macs >= PARALLEL_MACS;
     const uint32_t each = clb_ceil(clb_ceil(t.blocks, TASKS), CELL_BLOCKS) * CELL_BLOCKS;
     t.chunk = spread ? clb_min(fitting, each) : fitting;

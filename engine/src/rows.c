@@ -16,10 +16,7 @@ CLB_WALK const float *clb_locate(const clb_operand *v, const clb_frame *f, const
     switch (v->space) {
     case CLB_SPACE_ARENA: base = (const float *)(const void *)f->arena; break;
     case CLB_SPACE_INPUT: base = f->input; break;
-    case CLB_SPACE_OUTPUT:
-        base = f->output;
-        sample -= f->first;
-        break;
+    case CLB_SPACE_OUTPUT: base = f->output; break;
     case CLB_SPACE_CONST: base = constant; break;
     case CLB_SPACE_TOKEN_WEIGHT: return f->routed->weights + f->routed->order[sample];
     case CLB_SPACE_TOKEN_IN:
@@ -39,6 +36,16 @@ CLB_WALK void clb_no_expert(const clb_routed *routed, uint32_t count)
 CLB_WALK const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number)
 {
     return number == CLB_NONE ? NULL : frame->weights + frame->tensors[number].offset;
+}
+
+CLB_WALK void clb_pad_tile(clb_tile *tile)
+{
+    const uint32_t n = tile->computed = tile->rows;
+    if (n % 4 == 3) { /* four at once take less time than two and one */
+        tile->a[n] = tile->a[n - 1];
+        tile->out[n] = tile->out[n - 1];
+        tile->computed = n + 1;
+    }
 }
 
 CLB_WALK void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame *frame, uint32_t *sample, uint32_t *row,
@@ -62,7 +69,7 @@ typedef struct {
     const clb_op *op;
     const clb_frame *frame;
     clb_kernel *kernel;
-    uint32_t samples;
+    uint32_t first, samples;
     size_t rows; /* a task takes */
 } row_task;
 
@@ -70,9 +77,9 @@ typedef struct {
 CLB_STATIC_WALK void run_rows(void *arg, uint32_t index)
 {
     const row_task *t = arg;
-    const size_t first = index * t->rows, all = (size_t)(t->samples - t->frame->first) * t->op->rows;
+    const size_t first = index * t->rows, all = (size_t)(t->samples - t->first) * t->op->rows;
     const size_t end = all - first < t->rows ? all : first + t->rows;
-    uint32_t sample = t->frame->first + (uint32_t)(first / t->op->rows), row = (uint32_t)(first % t->op->rows);
+    uint32_t sample = t->first + (uint32_t)(first / t->op->rows), row = (uint32_t)(first % t->op->rows);
     clb_tile tile;
     tile.w0 = (const float *)(const void *)clb_tensor_at(t->frame, t->op->w0);
     tile.w1 = (const float *)(const void *)clb_tensor_at(t->frame, t->op->w1);
@@ -83,11 +90,11 @@ CLB_STATIC_WALK void run_rows(void *arg, uint32_t index)
     }
 }
 
-CLB_WALK void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t samples, const clb_frame *frame)
+CLB_WALK void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t first, uint32_t samples, const clb_frame *frame)
 {
     enum { TASK_FLOATS = 1 << 12 }; /* below, handing work to threads costs more than it saves */
-    const size_t all = (size_t)(samples - frame->first) * op->rows;
-    row_task task = {.op = op, .frame = frame, .kernel = kernel, .samples = samples, .rows = all};
+    const size_t all = (size_t)(samples - first) * op->rows;
+    row_task task = {.op = op, .frame = frame, .kernel = kernel, .first = first, .samples = samples, .rows = all};
     /* sizes that count nothing are 0; a row of more floats than fit 64 bits is one no memory holds */
     const uint64_t floats = (uint64_t)(op->dims[0] | !op->dims[0]) * (op->dims[1] | !op->dims[1]) *
                             (op->dims[2] | !op->dims[2]) * (op->dims[3] | !op->dims[3]);

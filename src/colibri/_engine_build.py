@@ -38,6 +38,8 @@ typedef struct { ...; } colibri_pool_t;
 int colibri_pool_start(colibri_pool_t *pool, int threads);
 void colibri_pool_stop(colibri_pool_t *pool);
 void use_pool(colibri_context_t *ctx, colibri_pool_t *pool);
+typedef struct { ...; } route_counts;
+void count_routes(colibri_context_t *ctx, route_counts *to, uint64_t *counts);
 void use_kernels(colibri_context_t *ctx, uint32_t n);
 const char *kernels_name(uint32_t n);
 void scale_costs(const float *weight, const float *energy, const float *scales, float *costs, size_t candidates,
@@ -94,16 +96,46 @@ static void record(void *user, int layer, const int32_t *experts, int tokens, in
     }
 }
 
-/* colibri_forward, with every choice of every layer copied to `choices`, and what they were chosen by to `logits`. */
+/* colibri_forward, with every choice of every layer copied to `choices`, and what they were chosen by to `logits`. A
+ * hook that was there sees nothing of it. */
 static void forward_recording(colibri_context_t *ctx, const float *input, float *output, int batch_size,
                               int32_t *choices, float *logits)
 {
     recording r = {ctx, input, output, choices, logits};
+    colibri_route_hook *const hook = ctx->on_route;
+    void *const user = ctx->user;
     ctx->on_route = record;
     ctx->user = &r;
     colibri_forward(ctx, input, output, batch_size);
-    ctx->on_route = NULL;
-    ctx->user = NULL;
+    ctx->on_route = hook;
+    ctx->user = user;
+}
+
+typedef struct {
+    uint64_t *counts; /* of every expert in the model's directory */
+    const clb_layer *layers;
+} route_counts;
+
+static void count(void *user, int layer, const int32_t *experts, int tokens, int k)
+{
+    const route_counts *to = user;
+    uint64_t *counts = to->counts + to->layers[layer].first_expert;
+    for (int i = 0; i < tokens * k; ++i) {
+        if (experts[i] >= 0) { /* a choice may find no expert */
+            ++counts[experts[i]];
+        }
+    }
+}
+
+/* From now on, every choice of the context's forwards is counted. */
+static void count_routes(colibri_context_t *ctx, route_counts *to, uint64_t *counts)
+{
+    clb_model model;
+    clb_parse(ctx->model, &model);
+    to->counts = counts;
+    to->layers = model.layers;
+    ctx->on_route = count;
+    ctx->user = to;
 }
 
 static void use_pool(colibri_context_t *ctx, colibri_pool_t *pool)

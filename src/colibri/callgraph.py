@@ -18,7 +18,6 @@ _VECTOR = ("unary", "binary", "mix", "quantize")
 INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "elementwise": ((), _VECTOR),
     "linear": ((), ("panel", "residual", "unary")),
-    "context": ((), ("run_program",)),
     "rows": (
         (),
         tuple(f"clb_{op}" for op in ("quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce")),
@@ -30,7 +29,7 @@ INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """What a call through a pointer can reach, by the file that makes it: tables in that file, and functions by name. The
 caller's own hooks come on top of what is measured; compare_routes is the engine's own."""
 
-GENERATED = {"context": ("program",), "moe": ("run_expert_*", "route_*")}
+GENERATED = {"moe": ("run_expert_*", "route_*")}
 """What it can reach besides where an exported model.c holds the program as code, if the pointer call is left at all."""
 
 HOOKS = ("linear", "moe", "rows", "sequence")

@@ -1,4 +1,5 @@
-"""The command line: colibri export | inspect | verify | diff | run | routes | trace | advise | build | targets."""
+"""The command line: colibri export | inspect | verify | diff | run | routes | trace | advise | build | targets, and the
+commands for language models of `cli_language`."""
 
 from __future__ import annotations
 
@@ -16,7 +17,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -28,7 +28,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from colibri import exporter, firmware, spec, toolchain
+from colibri import cli_language, exporter, firmware, spec, toolchain
 from colibri.diff import compare
 from colibri.engine import load
 from colibri.errors import ColibriError, ExportError, ModelError
@@ -41,60 +41,18 @@ from colibri.report import routes as route_report
 from colibri.report import tables, traces
 from colibri.report.advise import advise as judge
 from colibri.targets import TARGETS
+from colibri.terminal import Debug, Json, ModelPath, err, errors, out, plain, show
 
 app = typer.Typer(
     help="Turns a Mixture-of-Experts model into a tiny C inference engine.",
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
 )  # fmt: skip
-out, err = Console(), Console(stderr=True)
 
 STAGES = ("graph", *PASSES, "prune", "quantize", "merge", "program", "plan")
 Stage = Enum("Stage", {name: name for name in STAGES})  # type: ignore[misc]
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")]
-ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="model.bin or the directory of an export.")]
 Architecture = Annotated[Path | None, typer.Option(help="Architecture file of a .safetensors; default: beside it.")]
 MaxBatch = Annotated[int | None, typer.Option(help="Rows the context is planned for; default: the example's, or 1.")]
-
-
-@contextmanager
-def _errors(as_json: bool, debug: bool) -> Iterator[None]:
-    """Turns the package's own errors into one line and exit code 1."""
-    try:
-        yield
-    except ColibriError as error:
-        if debug:
-            raise
-        if as_json:
-            print(json.dumps({"error": str(error), "kind": type(error).__name__, "code": getattr(error, "code", None)}))
-        else:
-            err.print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt as stopped:
-        if not stopped.args:
-            raise
-        err.print(_plain(str(stopped)), highlight=False, soft_wrap=True)
-        raise typer.Exit(130) from None
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")
-
-
-def _report(values: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(values, indent=1))
-        return
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for key, value in values.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            for n, row in enumerate(value):
-                table.add_row(f"{key} {n}", _plain(", ".join(f"{k} {v}" for k, v in row.items())))
-        else:
-            shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-            table.add_row(key, _plain(shown))
-    out.print(table)
 
 
 def _source(model: Path, architecture: Path | None) -> tuple[Graph, list[Array] | None, int, Any]:
@@ -214,17 +172,18 @@ def export(
 ) -> None:
     """Export a trained model: read, verify, optimise, plan, certify, write."""
     if (model / "config.json").is_file():
-        with _errors(as_json, debug):
+        with errors(as_json, debug):
             unused = {"--budget": budget, "--max-error": max_error, "--architecture": architecture,
                       "--calibration": calibration, "--prune-experts": prune_experts}  # fmt: skip
             for option, value in unused.items():
                 if value is not None:
                     raise ExportError(f"{option} is not for language models: leave it out")
+            style = exporter.Style(prefix, expert_sections)
             summary = _export_language(model, output, dtype, activations, residual_share, context, cache, max_batch,
-                                       expert_align, exporter.Style(prefix, expert_sections), workers, as_json)  # fmt: skip
-        _report(summary, as_json)
+                                       expert_align, style, workers, as_json)  # fmt: skip
+        show(summary, as_json)
         return
-    with _errors(as_json, debug), _progress(as_json) as advance:
+    with errors(as_json, debug), _progress(as_json) as advance:
         style = exporter.Style(prefix, expert_sections)
         selection = exporter.Selection(prune, _pairs(prune_experts))
         if prune == "unused" and calibration is None:
@@ -244,7 +203,7 @@ def export(
         summary |= {"weights": [asdict(c) for c in built.choices], "quality": built.quality.to_dict()}
     if built.pruning.experts and as_json:
         summary["pruning"] = built.pruning.to_dict()
-    _report(summary, as_json)
+    show(summary, as_json)
     if built.pruning.experts and not as_json:
         print(built.pruning)
     if built.quality is not None and not as_json:
@@ -268,9 +227,9 @@ def _export_language(
         return exporter.export_lm(
             load_checkpoint(model, context, cache), output, dtype=dtype, activations=activations, share=share or 0.0,
             max_batch=max_batch or exporter.CHUNK, expert_align=expert_align, workers=workers, style=style,
-            sources=sorted([*model.glob("*.safetensors"), model / "config.json"]),
+            sources=sorted([*model.glob("*.safetensors"), model / "config.json"]), tokenizer=model,
             on_progress=lambda done, total, name: bar.update(task, completed=done, total=total),
-            say=lambda sentence: err.print(_plain(sentence), highlight=False, soft_wrap=True),
+            say=lambda sentence: err.print(plain(sentence), highlight=False, soft_wrap=True),
         )  # fmt: skip
 
 
@@ -295,7 +254,7 @@ def inspect(
     debug: Debug = False,
 ) -> None:
     """Show an export's figures and program, or a source's program after a stage."""
-    with _errors(as_json, debug):
+    with errors(as_json, debug):
         if stage is not None:
             if model.is_dir() or model.suffix == ".bin":
                 raise ColibriError(f"--stage shows how a source becomes a program; {model} is an export already: pass "
@@ -313,9 +272,9 @@ def inspect(
         load(model)
         summary = package.summary()
         if as_json:
-            _report({**summary, "program": [_operation(op) for op in package.ops]}, True)
+            show({**summary, "program": [_operation(op) for op in package.ops]}, True)
             return
-        _report(summary, False)
+        show(summary, False)
         table = Table("operation", "rows", "sizes", "a", "b", "out", box=None, pad_edge=False, title="program")
         for n, op in enumerate(package.ops):
             row = _operation(op)
@@ -341,7 +300,7 @@ def diff(
     debug: Debug = False,
 ) -> None:
     """Show what changed between two exports: experts, router, program, shared weights, pages."""
-    with _errors(as_json, debug):
+    with errors(as_json, debug):
         difference = compare(*(load(model, verify=False).package for model in (old, new)))
         print(json.dumps(difference.to_dict(), indent=1) if as_json else str(difference))
 
@@ -349,7 +308,7 @@ def diff(
 @app.command()
 def verify(model: ModelPath, as_json: Json = False, debug: Debug = False) -> None:
     """Check every checksum and recompute the parity certificate on this machine."""
-    with _errors(as_json, debug):
+    with errors(as_json, debug):
         start = time.perf_counter()
         loaded = load(model)
         loaded.selftest()
@@ -357,7 +316,7 @@ def verify(model: ModelPath, as_json: Json = False, debug: Debug = False) -> Non
         if rows == 0:
             raise ModelError(f"{model} carries no certificate: export it again with calibration data")
         seconds = time.perf_counter() - start
-        _report(
+        show(
             {"verified": True, "path": loaded.package.path, "golden_rows": rows, "seconds": round(seconds, 4)}, as_json
         )
 
@@ -375,7 +334,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Run an export on the rows of a file."""
-    with _errors(as_json, debug):
+    with errors(as_json, debug):
         loaded = load(model)
         inputs = _arrays(data, [p.name for p in loaded.inputs])
         start = time.perf_counter()
@@ -390,13 +349,13 @@ def run(
                 np.savez(output, **named)
             except OSError as error:
                 raise ColibriError(f"{output} cannot be written: {error.strerror}") from None
-            _report({**figures, "output": str(output)}, as_json)
+            show({**figures, "output": str(output)}, as_json)
         elif as_json:
-            _report({**figures, "outputs": {k: v.tolist() for k, v in named.items()}}, True)
+            show({**figures, "outputs": {k: v.tolist() for k, v in named.items()}}, True)
         else:
             for name, value in named.items():
                 print(f"{name}: shape {list(value.shape)}\n{value}")
-            _report(figures, False)
+            show(figures, False)
 
 
 @app.command()
@@ -418,18 +377,18 @@ def build(
     debug: Debug = False,
 ) -> None:
     """Compile the engine and an export's model.c, for this machine or another, and print what they take."""
-    with _errors(as_json, debug):
+    with errors(as_json, debug):
         if project:
             if target is None or compiler is not None:
                 raise ColibriError("--firmware writes a project for a target's own compiler: pass --target, not --cc")
             path, built = firmware.write(directory, target, output, tools)
-            _report({"firmware": str(path), **_size_report(directory, built, as_json)}, as_json)
+            show({"firmware": str(path), **_size_report(directory, built, as_json)}, as_json)
             return
         built = toolchain.build(directory, output, compiler, target, tools)
         paths = {"static_library": built.static_library, "shared_library": built.shared_library,
                  "model_object": built.model_object}  # fmt: skip
         found = {name: str(path) for name, path in paths.items() if path is not None}
-        _report({**found, **_size_report(directory, built, as_json)}, as_json)
+        show({**found, **_size_report(directory, built, as_json)}, as_json)
 
 
 def _size_report(directory: Path, built: toolchain.Built, as_json: bool) -> dict[str, Any]:
@@ -467,7 +426,7 @@ def routes(
     debug: Debug = False,
 ) -> None:
     """How often experts are used, what the costliest route takes, and where two exports route differently."""
-    with _errors(as_json, debug):
+    with errors(as_json, debug):
         loaded = load(model, verify=data is not None)
         package = loaded.package
         if against is not None and data is None:
@@ -489,12 +448,12 @@ def routes(
                       "budget": {**cost.to_dict(), "stack_bytes": stacks}}  # fmt: skip
             if changed is not None:
                 report |= {"against": str(against), "flips": [layer.to_dict() for layer in changed]}
-            _report(report, True)
+            show(report, True)
             return
-        _print_all(tables.use_tables(uses, package, _plain(measured)))
+        _print_all(tables.use_tables(uses, package, plain(measured)))
         _print_all(tables.budget_tables(cost, stacks))
         if changed is not None:
-            _print_all(tables.flip_tables(changed, _plain(str(against))))
+            _print_all(tables.flip_tables(changed, plain(str(against))))
 
 
 def _stack_bytes(model: Path, target: str | None) -> dict[str, int]:
@@ -524,11 +483,11 @@ def trace(
     debug: Debug = False,
 ) -> None:
     """Run an export on the rows of a file and record which experts each row chooses."""
-    with _errors(as_json, debug):
+    with errors(as_json, debug):
         loaded = load(model)
         recorded = traces.record(loaded, _arrays(data, [p.name for p in loaded.inputs]))
         traces.save(recorded, output)
-        _report({"trace": str(output), "rows": recorded.rows, "layers": len(recorded.layers)}, as_json)
+        show({"trace": str(output), "rows": recorded.rows, "layers": len(recorded.layers)}, as_json)
 
 
 @app.command()
@@ -543,13 +502,13 @@ def advise(
     debug: Debug = False,
 ) -> None:
     """Say which experts to lock in memory, or that it does not pay, from a trace of real use."""
-    with _errors(as_json, debug):
+    with errors(as_json, debug):
         package = load(model, verify=False).package
         sizes = [size for text in budgets or [] if (size := _bytes(text)) is not None]
         with err.status("replaying the trace"):
             advice = judge(package, traces.load(recorded), sizes)
         if as_json:
-            _report(advice.to_dict(), True)
+            show(advice.to_dict(), True)
             return
         _print_all(tables.advice_tables(advice))
 
@@ -557,8 +516,11 @@ def advise(
 @app.command("targets")
 def list_targets(as_json: Json = False, debug: Debug = False) -> None:
     """The machines that `colibri build --target NAME` compiles for."""
-    with _errors(as_json, debug):
-        _report({target.name: target.about for target in TARGETS.values()}, as_json)
+    with errors(as_json, debug):
+        show({target.name: target.about for target in TARGETS.values()}, as_json)
+
+
+cli_language.register(app)
 
 
 def main() -> None:

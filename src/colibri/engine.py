@@ -111,8 +111,14 @@ class Model:
         return self._record(inputs, logits=True)
 
     def _record(self, inputs: tuple[Any, ...], logits: bool) -> list[tuple[np.ndarray[Any, np.dtype[np.int32]], Array]]:
-        pieces: list[_Recorded] = []
+        pieces: list[Recorded] = []
         self._run(self._pack(inputs), pieces, logits)
+        return self._by_layer(pieces, logits)
+
+    def _by_layer(
+        self, pieces: list[Recorded], logits: bool
+    ) -> list[tuple[np.ndarray[Any, np.dtype[np.int32]], Array]]:
+        """What was recorded in pieces of a batch, layer by layer, with the original model's numbers."""
         layers: list[tuple[np.ndarray[Any, np.dtype[np.int32]], Array]] = []
         choice_at = logit_at = 0
         for tokens, k, experts in self._layers:
@@ -172,7 +178,7 @@ class Model:
             return np.require(arrays[0], np.float32, ["C", "ALIGNED"])
         return np.concatenate([x.reshape(len(x), -1) for x in arrays], axis=1, dtype=np.float32)
 
-    def _run(self, rows: Array, recorded: list[_Recorded] | None = None, logits: bool = False) -> Array:
+    def _run(self, rows: Array, recorded: list[Recorded] | None = None, logits: bool = False) -> Array:
         batch, step = len(rows), self.max_batch
         out = np.empty((batch, self._output_size), np.float32)
         x, y = ffi.from_buffer("float[]", rows), ffi.from_buffer("float[]", out)
@@ -185,17 +191,21 @@ class Model:
                 if recorded is None:
                     lib.colibri_forward(context[1], *at, count)
                 else:
-                    choices = np.empty(count * sum(tokens * k for tokens, k, _ in self._layers), np.int32)
-                    floats = sum(tokens * experts for tokens, _, experts in self._layers) if logits else 0
-                    keys = np.empty(count * floats, np.float32)
-                    lib.forward_recording(context[1], *at, count, ffi.from_buffer("int32_t[]", choices),
-                                          ffi.from_buffer("float[]", keys) if logits else ffi.NULL)  # fmt: skip
-                    recorded.append(_Recorded(count, choices, keys))
+                    recorded.append(self._recording(context[1], *at, count, logits))
                 if context[1].status:
                     raise ModelError(f"{self.package.path}: {spec.error_text(context[1].status)}", context[1].status)
         finally:
             self._contexts.append(context)
         return out
+
+    def _recording(self, context: Any, x: Any, y: Any, count: int, logits: bool) -> Recorded:
+        """A forward of `count` rows with the choices it made."""
+        choices = np.empty(count * sum(tokens * k for tokens, k, _ in self._layers), np.int32)
+        floats = sum(tokens * experts for tokens, _, experts in self._layers) if logits else 0
+        keys = np.empty(count * floats, np.float32)
+        lib.forward_recording(context, x, y, count, ffi.from_buffer("int32_t[]", choices),
+                              ffi.from_buffer("float[]", keys) if logits else ffi.NULL)  # fmt: skip
+        return Recorded(count, choices, keys)
 
     def _split(self, out: Array) -> list[Array]:
         parts, at = [], 0
@@ -208,7 +218,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class _Recorded:
+class Recorded:
     """What one forward of `rows` rows left: the layers' choices one after another, and their logits where asked."""
 
     rows: int

@@ -10,12 +10,14 @@ import numpy as np
 
 from colibri import spec
 from colibri._engine import ffi, lib
-from colibri.engine import Model, opened
+from colibri.engine import Model, Recorded, opened
 from colibri.errors import ModelError
 from colibri.graph import Array
 from colibri.package import Package
+from colibri.tokenizer import Tokenizer
 
 Ids = Sequence[int] | np.ndarray[Any, Any]
+Routes = np.ndarray[Any, np.dtype[np.int32]]
 
 
 class LanguageModel(Model):
@@ -31,10 +33,13 @@ class LanguageModel(Model):
         super().__init__(package, verify, kernels, threads)
         self.vocabulary = self._output_size
         self._text = self._context()
-        self._held: list[int] = []  # the tokens evaluated
+        # The tokens evaluated; behind `position`, what an interruption kept from being evaluated.
+        self._held: list[int] = []
         self._row = np.empty(self.vocabulary, np.float32)  # logits of the last token
         self._scratch = np.empty(self.vocabulary, np.int32)
-        self._tokenizer: Any = None
+        self._tokenizer: Tokenizer | None = None
+        self._counts = np.zeros(len(package.experts), np.uint64)
+        self._counting: Any = None
 
     @property
     def context(self) -> int:
@@ -45,6 +50,33 @@ class LanguageModel(Model):
     def position(self) -> int:
         """Tokens of the text evaluated so far."""
         return int(self._text[1].position)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the export carries, loaded when first asked for.
+
+        Raises ModelError where there is none, ExportError where the `tokenizers` library is not installed.
+        """
+        if self._tokenizer is None:
+            path = Path(self.package.path)
+            if not path.is_file():
+                raise ModelError("a model loaded from bytes has no tokenizer: use colibri.tokenizer.Tokenizer")
+            if not (path.parent / "tokenizer.json").is_file():
+                raise ModelError(f"{path.parent} has no tokenizer: copy tokenizer.json and the files beside it there "
+                                 "from the checkpoint, or export the model again")  # fmt: skip
+            self._tokenizer = Tokenizer(path.parent)
+        return self._tokenizer
+
+    def count_experts(self) -> list[np.ndarray[Any, np.dtype[np.uint64]]]:
+        """Start counting how often the held text's tokens choose each expert, from zero.
+
+        One array (experts,) a layer, which go on counting; `package.numbers(layer)` has the experts' original numbers.
+        """
+        if self._counting is None:
+            self._counting = ffi.new("route_counts *")
+            lib.count_routes(self._text[1], self._counting, ffi.from_buffer("uint64_t[]", self._counts))
+        self._counts[:] = 0
+        return [self._counts[int(layer["first_expert"]) :][: int(layer["experts"])] for layer in self.package.layers]
 
     def reset(self) -> None:
         """Start a new text."""
@@ -64,25 +96,45 @@ class LanguageModel(Model):
         The bits do not depend on how a text is cut into calls. Raises ModelError where an id is none of the model's, or
         the text would become longer than its context.
         """
+        return self._logits(token_ids, None)
+
+    def logits_and_routes(self, token_ids: Ids) -> tuple[Array, list[Routes]]:
+        """`logits`, and for each MoE layer the experts these tokens chose, (n, k), best first, by original numbers.
+
+        They are not counted by `count_experts`.
+        """
+        pieces: list[Recorded] = []
+        out = self._logits(token_ids, pieces)
+        return out, [choices[:, 0] for choices, _ in self._by_layer(pieces, logits=False)]
+
+    def _logits(self, token_ids: Ids, recorded: list[Recorded] | None) -> Array:
         ids = self._checked(token_ids)
         rows = ids.astype(np.float32)
         out = np.empty((len(ids), self.vocabulary), np.float32)
         for first in range(0, len(ids), self.max_batch):
             part, into = rows[first : first + self.max_batch], out[first : first + self.max_batch]
-            lib.colibri_forward(self._text[1], ffi.from_buffer("float[]", part), ffi.from_buffer("float[]", into),
-                                len(part))  # fmt: skip
+            self._hold(ids[first : first + self.max_batch])
+            x, y = ffi.from_buffer("float[]", part), ffi.from_buffer("float[]", into)
+            if recorded is None:
+                lib.colibri_forward(self._text[1], x, y, len(part))
+            else:
+                recorded.append(self._recording(self._text[1], x, y, len(part), logits=False))
             self._require(self._text[1].status)
-            self._held += ids[first : first + self.max_batch].tolist()
         return out
 
     def evaluate(self, token_ids: Ids) -> Array:
         """Append tokens to the text; the logits (vocabulary,) float32 that follow the last of them, valid until the
         next call. Raises ModelError like `logits`."""
         ids = self._checked(token_ids)
-        self._require(lib.colibri_lm_evaluate(self._text[1], ffi.from_buffer("int32_t[]", ids), len(ids),
-                                              ffi.from_buffer("float[]", self._row)))  # fmt: skip
-        self._held += ids.tolist()
+        for first in range(0, len(ids), self.max_batch):  # a call each, between which Ctrl-C is heard
+            part = ids[first : first + self.max_batch]
+            self._hold(part)
+            self._require(lib.colibri_lm_evaluate(self._text[1], ffi.from_buffer("int32_t[]", part), len(part),
+                                                  ffi.from_buffer("float[]", self._row)))  # fmt: skip
         return self._row
+
+    def _hold(self, ids: np.ndarray[Any, np.dtype[np.int32]]) -> None:
+        self._held[self.position :] = ids.tolist()
 
     def generate(self, token_ids: Ids, max_new_tokens: int = 128, **sampling: Any) -> list[int]:
         """The tokens that `stream` yields."""
@@ -107,17 +159,20 @@ class LanguageModel(Model):
         What of it the model has evaluated already is not evaluated again. A temperature of 0 takes the likeliest token;
         otherwise the k likeliest, those that make up `top_p`, and those at least `min_p` times as likely as the first
         are drawn from. The same seed gives the same tokens on every target. Ends before a token of `stop`, and where
-        the context is full. `on_prompt(n)` is called once, when the prompt has been evaluated, with the tokens of it
-        that were new. Raises ModelError where the prompt is empty or does not fit.
+        the context is full, and by nothing else: a model's own end tokens are `tokenizer.eos`. `on_prompt(n)` is called
+        once, when the prompt has been evaluated, with the tokens of it that were new. Raises ModelError where the
+        prompt is empty or does not fit, and where a number is out of its range.
         """
+        _check_sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         prompt = self._checked(token_ids, room=False).tolist()
         if len(prompt) > self.context:
-            raise ModelError(f"the prompt has {len(prompt):,} tokens, but the context holds {self.context:,}: shorten it, "
-                             "or export the model with a longer context")  # fmt: skip
+            raise ModelError(f"the prompt has {len(prompt):,} tokens, but the context holds {self.context:,}: shorten "
+                             "it, or give the model a longer context (colibri set --context)")  # fmt: skip
         fresh = self._return_to(prompt)
         logits = self.evaluate(prompt[len(prompt) - fresh :])
         if on_prompt is not None:
             on_prompt(fresh)
+        max_new_tokens = min(max_new_tokens, self.context - len(prompt) + 1)  # the last is not evaluated
         history = np.array(prompt + [0] * max_new_tokens, np.int32)
         sampler = ffi.new("colibri_sampler_t *")
         sampler.history = ffi.from_buffer("int32_t[]", history)
@@ -137,8 +192,9 @@ class LanguageModel(Model):
 
     def _return_to(self, prompt: list[int]) -> int:
         """Rewind to the longest part that the held text and `prompt` begin with; how many tokens are then new."""
-        same = next((n for n, pair in enumerate(zip(self._held, prompt, strict=False)) if pair[0] != pair[1]),
-                    min(len(self._held), len(prompt)))  # fmt: skip
+        held = self._held[: self.position]
+        same = next((n for n, pair in enumerate(zip(held, prompt, strict=False)) if pair[0] != pair[1]),
+                    min(len(held), len(prompt)))  # fmt: skip
         same = min(same, len(prompt) - 1)  # the last is evaluated again, for its logits
         try:
             self.rewind(same)
@@ -158,12 +214,24 @@ class LanguageModel(Model):
                              "the model's own tokenizer")  # fmt: skip
         if room and len(ids) > self.context - self.position:
             raise ModelError(f"{len(ids):,} tokens do not fit: {self.position:,} of {self.context:,} are in use; "
-                             "reset, rewind, or export the model with a longer context")  # fmt: skip
+                             "reset, rewind, or give the model a longer context (colibri set --context)")  # fmt: skip
         return np.ascontiguousarray(ids, np.int32)
 
     def _require(self, error: int) -> None:
         if error:
             raise ModelError(f"{self.package.path}: {spec.error_text(error)}", error)
+
+
+def _check_sampling(temperature: float, top_k: int, top_p: float, min_p: float, penalty: float) -> None:
+    for name, value, good, range_ in (
+        ("temperature", temperature, 0 <= temperature < np.inf, "0 (the likeliest token) or more"),
+        ("top_k", top_k, 0 <= top_k < 1 << 31, "0 (all tokens) or more"),
+        ("top_p", top_p, 0 < top_p <= 1, "above 0 and at most 1"),
+        ("min_p", min_p, 0 <= min_p <= 1, "between 0 and 1"),
+        ("repetition_penalty", penalty, 0 < penalty < np.inf, "above 0; 1 changes nothing"),
+    ):
+        if not good:
+            raise ModelError(f"{name} is {value}: it must be {range_}")
 
 
 def load(

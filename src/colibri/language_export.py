@@ -21,7 +21,7 @@ from colibri.certify import TEXT_ROWS, Certificate, Golden, certify, random_text
 from colibri.emit import c_source, stream
 from colibri.emit.files import write_files
 from colibri.engine import load
-from colibri.errors import ExportError
+from colibri.errors import ExportError, ModelError
 from colibri.graph import Array, Graph, logit_masks
 from colibri.lower import lower
 from colibri.package import open_package
@@ -31,6 +31,7 @@ from colibri.passes.read import read_weights
 from colibri.plan import plan
 from colibri.program import Program
 from colibri.quantize.deferred import Energies, quantize_deferred
+from colibri.tokenizer import Tokenizer, copy_files
 
 CHUNK = 128  # tokens the engine takes at once
 _TEXT = 64  # tokens of the text that stands in for a given one
@@ -55,6 +56,7 @@ def export_lm(
     certifier: Certifier | None = None,
     expert_align: int = spec.ALIGN_EXPERT,
     sources: Sequence[Path] = (),
+    tokenizer: Path | None = None,
     workers: int | None = None,
     style: c_source.Style = c_source.PLAIN,
     on_stage: Callable[[str, Any], None] | None = None,
@@ -67,7 +69,8 @@ def export_lm(
     text: rows (n, *shape) for each input, the tokens of one text from its beginning, for the certificate; without it,
     random ones. certifier(path, text, golden_rows) computes the certificate of a model too large for the reference
     interpreter; by default the engine does. sources: the files that the weights come from, by
-    whose size and time an interrupted export knows whether it may go on. workers: processes, by default up to 4.
+    whose size and time an interrupted export knows whether it may go on. tokenizer: the directory whose tokenizer goes
+    along, into an export that is a directory. workers: processes, by default up to 4.
     on_progress(bytes done, bytes in all, what) after every part. say(sentence) tells what becomes of an interrupted
     export.
 
@@ -112,8 +115,26 @@ def export_lm(
                  key=_key(dtype, activations, share, energies, sources), on_progress=on_progress, say=say)  # fmt: skip
     if path != image:
         _write_c(program, image, style)
+        if tokenizer is not None:
+            _carry_tokenizer(tokenizer, path, say)
     stage("export", image)
     return {**open_package(image).summary(), "planner_lower_bound": program.lower_bound, "certificate": by}
+
+
+def _carry_tokenizer(source: Path, target: Path, say: Callable[[str], None]) -> None:
+    """The tokenizer's files beside the model, and tokenizer.bin for C; what is not there or refused is said."""
+    if not (source / "tokenizer.json").is_file():
+        say(f"{source} has no tokenizer.json: the export takes token ids only")
+        return
+    image = target / "tokenizer.bin"
+    try:
+        copy_files(source, target)
+        image.unlink(missing_ok=True)  # of another tokenizer, perhaps
+        write_files({image: Tokenizer(source).write_c()}, target)
+    except OSError as error:
+        raise ExportError(f"{target} cannot be written: {error.strerror}: choose another output directory") from None
+    except (ExportError, ModelError) as error:
+        say(f"tokenizer.bin is not written, so that C takes token ids only: {error}")
 
 
 def certify_by_engine(path: Path, text: Sequence[Array], golden_rows: int) -> Certificate:

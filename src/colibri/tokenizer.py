@@ -18,13 +18,14 @@ from colibri import tokenizer_bin
 from colibri.errors import ExportError, ModelError
 from colibri.tokenizer_bin import write_c
 
-__all__ = ["FILES", "Stream", "Tokenizer", "write_c"]
+__all__ = ["FILES", "Stream", "Tokenizer", "copy_files", "write_c"]
 
 # What a tokenizer is made of; all but the first may be missing.
 FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
-    "generation_config.json",
+    "generation_config.json", "config.json",
 )  # fmt: skip
+_TEMPLATES = "additional_chat_templates"
 
 
 class Tokenizer:
@@ -193,12 +194,14 @@ class Tokenizer:
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise ModelError(f"the chat template of {self.directory} does not take these messages: {error}") from None
 
-    def _template(self, name: str | None) -> str:
+    @property
+    def templates(self) -> dict[str, str]:
+        """The chat templates by name; that of `chat`, unless told otherwise, is `default`."""
         templates: dict[str, str] = {}
         path = self.directory / "chat_template.jinja"
         if path.is_file():
             templates["default"] = path.read_text(encoding="utf-8")
-        for file in sorted((self.directory / "additional_chat_templates").glob("*.jinja")):
+        for file in sorted((self.directory / _TEMPLATES).glob("*.jinja")):
             templates[file.stem] = file.read_text(encoding="utf-8")
         for config in (self._read("chat_template.json"), self._config):
             found = config.get("chat_template")
@@ -210,6 +213,10 @@ class Tokenizer:
                 templates = {
                     str(t.get("name")): str(t.get("template")) for t in found if isinstance(t, dict)
                 } | templates
+        return templates
+
+    def _template(self, name: str | None) -> str:
+        templates = self.templates
         if not templates:
             raise ModelError(
                 f"{self.directory} has no chat template: it may be a base model, which continues text; if not, "
@@ -226,15 +233,26 @@ class Tokenizer:
 
     def save(self, directory: str | Path) -> None:
         """Copy the tokenizer's files, so that an export can be used without the checkpoint."""
-        target = Path(directory)
-        target.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
-            if (self.directory / name).is_file() and (self.directory / name).resolve() != (target / name).resolve():
-                shutil.copyfile(self.directory / name, target / name)
+        copy_files(self.directory, directory)
 
     def write_c(self) -> bytes:
         """The bytes of tokenizer.bin, BOS and EOS included; raises ExportError where C would not give the same ids."""
         return tokenizer_bin.write_c(self._library.to_str().encode(), bos=self.bos, eos=self.eos)
+
+
+def copy_files(source: str | Path, target: str | Path) -> None:
+    """Copy the files of a tokenizer from one directory to another, where what an earlier one left is taken away."""
+    source, target = Path(source), Path(target)
+    target.mkdir(parents=True, exist_ok=True)
+    if source.resolve() == target.resolve():
+        return
+    for name in FILES:
+        (target / name).unlink(missing_ok=True)
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+    shutil.rmtree(target / _TEMPLATES, ignore_errors=True)
+    if (source / _TEMPLATES).is_dir():
+        shutil.copytree(source / _TEMPLATES, target / _TEMPLATES)
 
 
 class Stream:

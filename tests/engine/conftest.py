@@ -188,7 +188,7 @@ TEXTS: dict[str, dict[str, Any]] = {
 def example(
     name: str, expert_align: int = 4096, max_batch: int = MAX_BATCH, golden_rows: int | None = None
 ) -> exporter.Export:
-    """One of the small models, exported; `golden_rows` is how many its certificate has, where they are not the usual."""
+    """One of the small models, exported; `golden_rows` is how many its certificate has, if not the usual."""
     if name in TEXTS:
         graph = language_model(**{**_TEXT, **TEXTS[name]})
     else:

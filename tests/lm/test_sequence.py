@@ -89,9 +89,9 @@ def test_any_shape_of_attention_is_bit_exact(data: st.DataObject) -> None:
     draw = data.draw
     kv = draw(st.integers(1, 3))
     graph = language_model(
-        draw(st.integers(0, 99)), context=100, kv=kv, heads=kv * draw(st.integers(1, 9)), width=draw(st.integers(3, 20)),
-        value=draw(st.integers(1, 40)), window=draw(st.integers(0, 100)), sinks=draw(st.booleans()),
-        softcap=draw(st.sampled_from([0.0, 2.0])), cache=draw(st.sampled_from(["fp32", "fp16", "int8"])), layers=1,
+        draw(st.integers(0, 99)), context=100, kv=kv, heads=kv * draw(st.integers(1, 9)),
+        width=draw(st.integers(3, 20)), value=draw(st.integers(1, 40)), window=draw(st.integers(0, 100)),
+        sinks=draw(st.booleans()), softcap=draw(st.sampled_from([0.0, 2.0])), cache=draw(st.sampled_from(["fp32", "fp16", "int8"])), layers=1,
         delay=draw(st.integers(0, 5)), key=4 * draw(st.integers(1, 9)),
     )  # fmt: skip
     ids = text(draw(st.integers(1, 80)))

@@ -48,11 +48,11 @@ def text(program: Program, package: Package, experts: Sequence[str]) -> str:
     for n in range(len(program.layers)):
         lines += [*_expert_function(program, package, n, ops), ""]
     samples = "1u" if program.max_batch == 1 else "samples"
-    lines += ["CLB_WALK void program(uint32_t samples, clb_frame *frame)", "{",
+    tail = range(program.tail_op, len(program.ops))
+    lines += ["CLB_WALK void clb_run_program(uint32_t samples, clb_frame *frame)", "{",
               f"    AT_MOST(samples, {program.max_batch}u);", "    frame->tensors = tensors;",
               *_calls(ops, range(program.tail_op), samples, "    "),
-              *(["    frame->first = frame->tail;"] if program.tail_op < len(program.ops) else []),
-              *_calls(ops, range(program.tail_op, len(program.ops)), samples, "    "), "}", ""]  # fmt: skip
+              *_calls(ops, tail, samples, "    ", "frame->tail"), "}", ""]  # fmt: skip
     return "\n".join(lines)
 
 
@@ -108,7 +108,7 @@ def _expert_function(program: Program, package: Package, layer: int, ops: Sequen
     return [*head, "    switch (expert) {", *body, "    default: break;", "    }", "}"]
 
 
-def _calls(ops: Sequence[Op], numbers: Iterable[int], samples: str, indent: str) -> list[str]:
+def _calls(ops: Sequence[Op], numbers: Iterable[int], samples: str, indent: str, first: str = "0u") -> list[str]:
     calls = []
     for n in numbers:
         op = ops[n]
@@ -118,9 +118,9 @@ def _calls(ops: Sequence[Op], numbers: Iterable[int], samples: str, indent: str)
         elif op.code in _SEQUENCE:
             call = f"clb_run_sequence(&ops[{n}], {samples}, frame);"
         elif op.code in ("linear", "linear_q"):
-            call = f"clb_run_linear(&ops[{n}], {samples}, frame);"
+            call = f"clb_run_linear(&ops[{n}], {first}, {samples}, frame);"
         else:
-            call = f"clb_run_rows(clb_{op.code}, &ops[{n}], {samples}, frame);"
+            call = f"clb_run_rows(clb_{op.code}, &ops[{n}], {first}, {samples}, frame);"
         calls.append(indent + call)
     return calls
 

@@ -31,7 +31,7 @@ class Heads:
 
     `norm`: RMSNorm of each `head` or of the `whole` projection, by the tensors `norms`, before the positions turn the
     rows or after them; `l2` is the norm without a weight, after them. `interleaved`: the checkpoint's pairs are
-    neighbours. `stretch` (context,) multiplies queries by a number for each position.
+    neighbours. `stretch` (positions,) multiplies queries by a number for each position.
     """
 
     heads: int
@@ -264,7 +264,7 @@ class _Builder:
     # --- positions ----------------------------------------------------------------------------------------------------
 
     def heads(self, a: Heads, x: str) -> str:
-        graph, block = self.graph, "self_attn."
+        block = "self_attn."
         rows: dict[str, str] = {}
         for n, (part, count) in enumerate((("q", a.heads), ("k", a.kv), ("v", a.kv))):
             turns = a.table is not None and part != "v"
@@ -287,7 +287,8 @@ class _Builder:
                 y = self.turned(y, np.concatenate([wide, np.zeros_like(wide)], axis=1), "stretch")
             rows[part] = y
         more = [self.vector(f"{block}sinks", a.heads)] if a.sinks else []
-        window = a.window if 0 < a.window < graph.context else 0
+        # The context may grow later, as far as the table goes; beyond all of it a window hides nothing.
+        window = a.window if a.table is None or a.window < len(a.table) else 0
         y = self.add("attention", rows["q"], rows["k"], rows["v"], *more, scale=a.scale, window=window, softcap=0.0,
                       cache=self.cache)  # fmt: skip
         return self.linear(self.shaped(y, a.heads * a.dim), block + a.out, self.plan.hidden, a.out_bias)

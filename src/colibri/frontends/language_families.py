@@ -228,10 +228,12 @@ def _llama4(c: Settings) -> Plan:
         raise c.refuse(
             f"attention in chunks of {chunk} positions is not supported: export a context of at most {chunk}"
         )
+    if "chunked_attention" in kinds and chunk is not None:
+        c.positions = min(c.positions, chunk)
     if len(turned) != len(layers):
         raise c.refuse(f"no_rope_layers has {len(turned)} entries for {len(layers)} layers: correct config.json")
     # Layers without positions sharpen their attention with distance (arXiv 2501.19399), from floor_scale on.
-    steps = np.floor((np.arange(c.context, dtype=np.float32) + 1) / np.float32(c.floor_scale))
+    steps = np.floor((np.arange(c.positions, dtype=np.float32) + 1) / np.float32(c.floor_scale))
     stretch = np.log1p(steps) * np.float32(c.attn_scale) + np.float32(1)
     stretched = c.attn_temperature_tuning and bool((stretch != 1).any())
     if stretched and c.dim % 2:

@@ -14,6 +14,7 @@ from colibri.frontends.rotary import Rotary, rotary_of
 from colibri.graph import Array, Router
 
 MOST_POSITIONS = 4096  # of a context that is not asked for: caches grow with it
+GROWTH = 4  # times the context that tables of positions hold, where the model goes so far: it may become longer later
 
 
 def _words(text: str) -> frozenset[str]:
@@ -82,6 +83,7 @@ class Settings:
                 able = " or ".join(repr(a) for a in allowed)
                 raise self.refuse(f"{name} = {config[name]!r} is not supported, only {able}")
         self.context = min(self.max_position_embeddings, MOST_POSITIONS) if context is None else context
+        self.positions = max(self.context, min(self.max_position_embeddings, GROWTH * self.context))
         self._tables: dict[int, Array] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -151,7 +153,7 @@ class Settings:
             config.setdefault("partial_rotary_factor", turned / self.dim)
         rotary = rotary_of(
             config, self.context, theta=self.adapter.theta, longest=self.max_position_embeddings,
-            partial=self.adapter.partial or 1.0, mscales=self.adapter.mscales,
+            partial=self.adapter.partial or 1.0, mscales=self.adapter.mscales, positions=self.positions,
         )  # fmt: skip
         if rotary.partial != 1 and self.adapter.partial is None:
             raise self.refuse(

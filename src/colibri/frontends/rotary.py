@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from colibri import spec
 from colibri.errors import ExportError
 from colibri.graph import Array
 
@@ -37,7 +38,9 @@ class Rotary:
 
     `longest` is the model's max_position_embeddings, `original` what it was trained with before it was scaled,
     `context` the most positions there will be: it decides between the short and the long factors of longrope, and how
-    far dynamic scaling goes. `mscales` (Phi-3.5-MoE): cosines are multiplied by short_mscale or long_mscale.
+    far dynamic scaling goes. `positions`, at least as many, are those the tables hold, for a context that may grow
+    later (`most_positions` says how far). `mscales` (Phi-3.5-MoE): cosines are multiplied by short_mscale or
+    long_mscale.
     """
 
     kind: str
@@ -48,16 +51,27 @@ class Rotary:
     original: int
     context: int
     mscales: bool = False
+    positions: int = 0
+
+    def most_positions(self) -> int:
+        """Positions for which a longer context would have given the same angles."""
+        if self.kind == "dynamic":
+            return max(self.context, self.longest) if self.values.get("alpha") is None else spec.LIMIT
+        if self.kind == "longrope":
+            return self.original if self.context <= self.original else spec.LIMIT
+        return spec.LIMIT
 
     def table(self, dim: int) -> Array:
-        """(context, 2 · half) float32, cosines, then sines, for heads of `dim` elements, of which `partial` turn."""
+        """(positions, 2 · half) float32, cosines, then sines, for heads of `dim` elements, of which `partial` turn."""
         turned = int(dim * self.partial)
         if turned < 2 or turned % 2:
             raise ExportError(
                 f"rotary positions of {turned} elements of a head of {dim} are no pairs: correct config.json"
             )
         frequency, factor = self.frequencies(turned)
-        angle = np.arange(self.context, dtype=F)[:, None] * frequency.astype(F)
+        angle = np.arange(max(self.context, min(self.positions, self.most_positions())), dtype=F)[
+            :, None
+        ] * frequency.astype(F)
         turn = np.concatenate([np.cos(angle.astype(np.float64)), np.sin(angle.astype(np.float64))], axis=1)
         return np.asarray(turn.astype(F) * F(factor), F)
 
@@ -142,7 +156,14 @@ def mscale(scale: float, by: float = 1) -> float:
 
 
 def rotary_of(
-    config: Mapping[str, Any], context: int, *, theta: float, longest: int, partial: float = 1.0, mscales: bool = False
+    config: Mapping[str, Any],
+    context: int,
+    *,
+    theta: float,
+    longest: int,
+    partial: float = 1.0,
+    mscales: bool = False,
+    positions: int = 0,
 ) -> Rotary:
     """Read the rotary positions of a configuration; `theta` and `partial` are the defaults of its class.
 
@@ -175,4 +196,4 @@ def rotary_of(
     for name, value in (("rope_theta", base), ("partial_rotary_factor", part)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ExportError(f"{name} = {value!r} is not a positive number: correct config.json")
-    return Rotary(kind, float(base), float(part), dict(said), longest, int(original), context, mscales)
+    return Rotary(kind, float(base), float(part), dict(said), longest, int(original), context, mscales, positions)

@@ -1,0 +1,184 @@
+"""Another context length for an exported language model: what an export with it would have written, weights apart.
+
+Of a model file only the caches, what lies behind them, and the figures in the header depend on the context's length.
+Tables of positions end somewhere, and no context goes beyond them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from colibri import spec
+from colibri.emit.files import write_files
+from colibri.errors import ModelError
+from colibri.layouts import page_bytes
+from colibri.package import Package, find, open_package
+
+_REFLINK = 0x40049409  # FICLONE: share the blocks, where the file system can
+_CODE, _SPACES = {n: name for n, name in enumerate(spec.OPCODES)}, list(spec.SPACES)
+_KEEPS = ("cache", "attention", "delay")
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What became of a model, and which files beside it could not follow."""
+
+    path: Path
+    context_bytes: int
+    context_bytes_before: int
+    removed: tuple[str, ...]
+
+
+def longest_context(package: Package) -> int:
+    """Most tokens that the tables of a language model hold positions for; raises ModelError for another model."""
+    if not int(package.header["context_tokens"]):
+        raise ModelError(f"{package.path} is no language model: it has no context length")
+    rows = [int(package.tensors[op["w0"]]["cols"]) // int(op["dims"][1]) for op in _main(package)
+            if _CODE[int(op["code"])] == "rope"]  # fmt: skip
+    return min(rows, default=spec.LIMIT)
+
+
+def set_context(path: str | Path, tokens: int, in_place: bool = False) -> Changed:
+    """Give an exported language model a context of `tokens`; its weights stay as they are.
+
+    The file is copied, without taking space where the file system can, and replaced by rename: a program that has the
+    old one mapped keeps it. With `in_place` a few pages of it are overwritten instead: no program may have it mapped,
+    and what is cut off leaves a file that is refused. model.h follows. Raises ModelError where the tables hold fewer
+    positions, or the certificate's text is longer.
+    """
+    image = find(path)
+    package = open_package(image)
+    most, least = longest_context(package), max(1, int(package.header["golden_rows"]))
+    if tokens > most:
+        raise ModelError(
+            f"{image} has positions for {most:,} tokens: export the model with --context {tokens} for more"
+        )
+    if tokens < least:
+        raise ModelError(f"{image} has a certificate of {least} tokens, which would not fit a context of {tokens}")
+    if not in_place and int(package.header["context_tokens"]) == tokens:
+        size = int(package.header["context_bytes"])
+        return Changed(image, size, size, ())
+    head, header = _head(package, tokens)
+    try:
+        _replace(image, head, in_place)
+        removed = _follow(image.parent, package, header) if image.name == "model.bin" else ()
+    except OSError as error:
+        raise ModelError(f"{image} cannot be written: {error.strerror}: free some space, or pass --in-place") from None
+    return Changed(image, int(header["context_bytes"]), int(package.header["context_bytes"]), removed)
+
+
+def _main(package: Package) -> Any:
+    return package.ops[: int(package.header["main_ops"])]
+
+
+def _head(package: Package, tokens: int) -> tuple[bytes, Any]:
+    """Header and metadata for a context of `tokens`, and the header's record."""
+    header, ops = package.header.copy(), package.ops.copy()
+    main = ops[: int(header["main_ops"])]
+    before = main.copy()
+    first = min((int(op["work"]["offset"]) for op in main if _CODE[int(op["code"])] in _KEEPS), default=None)
+    here = int(header["context_tokens"])
+    end = int(header["context_bytes"])
+    if first is not None:
+        if _arrange(main, here, int(header["max_batch"]), first) != end or (main != before).any():
+            raise ModelError(f"{package.path} is arranged otherwise than this version does: export it again")
+        end = _arrange(main, tokens, int(header["max_batch"]), first)
+    header["worst_macs"] = int(header["worst_macs"]) - _macs(main, here) + _macs(main, tokens)
+    header["context_bytes"], header["context_tokens"] = end, tokens
+    meta = bytearray(package.data[: int(header["meta_bytes"])].tobytes())
+    at = int(header["ops_offset"])
+    meta[at : at + ops.nbytes] = ops.tobytes()
+    header["meta_crc"] = zlib.crc32(meta[spec.HEADER.bytes :])
+    header["header_crc"] = zlib.crc32(header.tobytes()[: spec.HEADER.bytes - 4])
+    meta[: spec.HEADER.bytes] = header.tobytes()
+    return bytes(meta), header
+
+
+def _arrange(ops: Any, tokens: int, samples: int, first: int) -> int:
+    """Set the sizes and places of what is kept, as `lower` and `plan` do; the end of it."""
+    places: dict[int, int] = {}  # old place -> new place
+    end = first
+    for op in ops:
+        code, dims, place = _CODE[int(op["code"])], op["dims"], int(op["work"]["offset"])
+        if code not in _KEEPS:
+            continue
+        if code == "delay":
+            width, steps = int(dims[0]), int(dims[1])
+            dims[2] = min(steps + samples, tokens + steps)
+            size = 4 * width * int(dims[2])
+        else:
+            key, value, heads, window = (int(n) for n in (*dims[:3], op["sa"][0]))
+            pages = -(-tokens // spec.PAGE)
+            if window:
+                pages = min(pages, (window + samples - 2) // spec.PAGE + 2)
+            dims[3] = pages * spec.PAGE
+            size = heads * pages * page_bytes(spec.ENUMS["cache"][int(op["func"])], key, value)
+        if place not in places:
+            places[place] = end
+            end += spec.align(size, spec.ALIGN_BUFFER)
+        op["work"]["offset"] = places[place]
+    return end
+
+
+def _macs(ops: Any, tokens: int) -> int:
+    """Multiply-accumulates of attention at the end of a full context."""
+    total = 0
+    for op in ops:
+        if _CODE[int(op["code"])] == "attention":
+            key, value, window = int(op["dims"][0]), int(op["dims"][1]), int(op["sa"][0])
+            total += int(op["rows"]) * (key + value) * (min(window, tokens) or tokens)
+    return total
+
+
+def _replace(image: Path, head: bytes, in_place: bool) -> None:
+    if in_place:
+        with image.open("r+b") as file:
+            file.write(head)
+            os.fsync(file.fileno())
+        return
+    with tempfile.NamedTemporaryFile(dir=image.parent, prefix=f".{image.name}.", delete=False) as new:
+        target = Path(new.name)
+        try:
+            with image.open("rb") as old:
+                try:
+                    fcntl.ioctl(new.fileno(), _REFLINK, old.fileno())
+                except OSError:
+                    shutil.copyfileobj(old, new, 1 << 24)
+            new.seek(0)
+            new.write(head)
+            new.flush()
+            os.fsync(new.fileno())
+            shutil.copymode(image, target)
+            target.replace(image)
+        except BaseException:
+            with suppress(OSError):
+                target.unlink()
+            raise
+
+
+def _follow(directory: Path, package: Package, header: Any) -> tuple[str, ...]:
+    """Bring model.h up to date; model.c, which holds the model itself, is taken away."""
+    path = directory / "model.h"
+    if path.is_file():
+        text = path.read_text(encoding="utf-8")
+        for name, key in (("CONTEXT_BYTES", "context_bytes"), ("WORST_MACS", "worst_macs")):
+            text = re.sub(rf"(#define \w+_MODEL_{name}) \d+u", rf"\1 {int(header[key])}u", text)
+        write_files({path: text.encode()}, directory)
+    removed = []
+    for name in ("model.c", "experts.ld"):
+        if (directory / name).is_file():
+            (directory / name).unlink()
+            removed.append(name)
+    return tuple(removed)
+
+
+__all__ = ["Changed", "longest_context", "set_context"]

@@ -1,0 +1,67 @@
+"""What all commands share: the two consoles, options, one line for an error, and figures as text or as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from colibri.errors import ColibriError
+
+out, err = Console(), Console(stderr=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")]
+ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="model.bin or the directory of an export.")]
+
+
+@contextmanager
+def errors(as_json: bool, debug: bool) -> Iterator[None]:
+    """Turns the package's own errors into one line and exit code 1."""
+    try:
+        yield
+    except ColibriError as error:
+        if debug:
+            raise
+        if as_json:
+            print(json.dumps({"error": str(error), "kind": type(error).__name__, "code": getattr(error, "code", None)}))
+        else:
+            err.print(f"[bold red]error:[/] {plain(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt as stopped:
+        if not stopped.args:
+            raise
+        err.print(plain(str(stopped)), highlight=False, soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
+def plain(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def show(values: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(values, indent=1))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for key, value in values.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            # Long lists are for --json; rows that then read alike are one.
+            rows = [", ".join(f"{k} {v}" for k, v in row.items() if not isinstance(v, list) or len(v) <= 8)
+                    for row in value]  # fmt: skip
+            first = 0
+            for text, alike in groupby(rows):
+                last = first + len(list(alike)) - 1
+                table.add_row(f"{key} {first}" if first == last else f"{key} {first}…{last}", plain(text))
+                first = last + 1
+        else:
+            shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+            table.add_row(key, plain(shown))
+    out.print(table)
