@@ -9,9 +9,11 @@
  *
  *     check diagnose status(batch 1) status(max_batch) selftest      -1: not run
  *
- * Models that would take long are checked and not run. A hang ends with SIGALRM. */
+ * A language model is also run at the end of its context, asked for its last rows alone, and used carelessly. Models that
+ * would take long are checked and not run. A hang ends with SIGALRM. */
 #define _GNU_SOURCE
 #include "colibri_inspect.h"
+#include "colibri_lm.h"
 #include "internal.h"
 
 #include <stdio.h>
@@ -90,10 +92,14 @@ static uint64_t times(uint64_t a, uint64_t b)
     return a != 0 && b > UINT64_MAX / a ? UINT64_MAX : a * b;
 }
 
-/* A rough count of the steps of one operation on one sample. */
-static uint64_t op_work(const clb_op *op)
+/* A rough count of the steps of one operation on one sample, at the end of a text of `tokens`. */
+static uint64_t op_work(const clb_op *op, uint32_t tokens)
 {
     uint64_t work = op->rows;
+    if (op->code == CLB_OP_CACHE || op->code == CLB_OP_ATTENTION) {
+        const uint64_t seen = op->code == CLB_OP_CACHE ? 1 : op->sa[0] != 0 && op->sa[0] < tokens ? op->sa[0] : tokens;
+        return times(times(work, (uint64_t)op->dims[0] + op->dims[1]), seen + CLB_PAGE);
+    }
     const int axes = op->code == CLB_OP_LINEAR ? 2 : op->code == CLB_OP_REDUCE ? 3 : op->code <= CLB_OP_MAP2 ? 4 : 1;
     for (int axis = 0; axis < axes; ++axis) {
         work = times(work, op->dims[axis]);
@@ -107,7 +113,7 @@ static uint64_t model_work(const clb_model *m)
     uint64_t total = 0;
     for (uint32_t n = 0; n < m->header->main_ops && total <= most_work; ++n) {
         const clb_op *op = &m->ops[n];
-        uint64_t work = op_work(op);
+        uint64_t work = op_work(op, m->header->context_tokens);
         if (op->code == CLB_OP_MOE) {
             const clb_layer *layer = &m->layers[op->w0];
             uint64_t worst = layer->experts + (uint64_t)layer->d_out;
@@ -115,7 +121,7 @@ static uint64_t model_work(const clb_model *m)
                 const clb_expert *expert = &m->experts[layer->first_expert + e];
                 uint64_t own = expert->ops;
                 for (uint32_t i = 0; i < expert->ops && own <= most_work; ++i) {
-                    own += op_work(&m->ops[expert->first_op + i]) / 2;
+                    own += op_work(&m->ops[expert->first_op + i], 0) / 2;
                 }
                 worst = own > worst ? own : worst;
             }
@@ -127,9 +133,10 @@ static uint64_t model_work(const clb_model *m)
     return total;
 }
 
-static int forward(colibri_context_t *ctx, int batch)
+/* `rows`: of the output, exactly. */
+static int forward(colibri_context_t *ctx, int batch, int rows)
 {
-    const size_t in = (size_t)batch * ctx->input_size, out = (size_t)batch * ctx->output_size;
+    const size_t in = (size_t)batch * ctx->input_size, out = (size_t)rows * ctx->output_size;
     float *input = exactly(in * sizeof(float), 0), *output = exactly(out * sizeof(float), 0x11);
     for (size_t i = 0; i < in; ++i) {
         input[i] = (float)(i % 17) - 8.0f;
@@ -140,6 +147,59 @@ static int forward(colibri_context_t *ctx, int batch)
     free(input);
     free(output);
     return status;
+}
+
+/* At the end of the context, with a tail, and with numbers in the context's head that a careless caller puts there. */
+static void run_text(colibri_context_t *ctx)
+{
+    static const int32_t tails[] = {1, 2, 0, -1, INT32_MIN, INT32_MAX};
+    const clb_header *h = (const clb_header *)(const void *)ctx->model;
+    const uint32_t tokens = h->context_tokens, most = (uint32_t)ctx->max_batch < tokens ? (uint32_t)ctx->max_batch : tokens;
+    const int batch = (int)most, has_tail = h->tail_op < h->main_ops;
+    for (size_t n = 0; n < sizeof tails / sizeof *tails; ++n) {
+        const int part = tails[n] > 0 && tails[n] < batch, rows = part && has_tail ? tails[n] : batch;
+        ctx->tail = tails[n];
+        ctx->position = tokens - most;
+        EXPECT(forward(ctx, batch, rows) == (part && !has_tail ? COLIBRI_ERR_BATCH : COLIBRI_OK));
+        EXPECT(ctx->position == (part && !has_tail ? tokens - most : tokens));
+        const uint32_t careless[] = {tokens - most + 1, tokens, tokens + 1, 1u << 31, UINT32_MAX - most + 1, UINT32_MAX};
+        for (size_t i = 0; i < sizeof careless / sizeof *careless; ++i) {
+            ctx->position = careless[i];
+            const int status = forward(ctx, batch, rows);
+            EXPECT(status == COLIBRI_ERR_CONTEXT || (part && !has_tail && status == COLIBRI_ERR_BATCH));
+            EXPECT(ctx->position == careless[i]);
+            int32_t one = 0;
+            float *logits = exactly(ctx->output_size * sizeof(float), 0);
+            const int fits = careless[i] < tokens;
+            const int evaluated = colibri_lm_evaluate(ctx, &one, 1, logits);
+            EXPECT(evaluated == (!fits ? COLIBRI_ERR_CONTEXT : ctx->input_size == 1 ? COLIBRI_OK : COLIBRI_ERR_TOKEN));
+            free(logits);
+        }
+    }
+    /* a text in pieces, over the whole context where that is short, and back */
+    int32_t *ids = exactly(sizeof *ids * 100, 0);
+    float *logits = exactly(ctx->output_size * sizeof(float), 0);
+    ctx->position = 0;
+    for (int i = 0; i < 100; ++i) {
+        ids[i] = (int32_t)((uint32_t)i * 7 % ctx->output_size);
+    }
+    const int count = tokens < 100 ? (int)tokens : 100;
+    const int wanted = ctx->input_size == 1 ? COLIBRI_OK : COLIBRI_ERR_TOKEN;
+    EXPECT(colibri_lm_evaluate(ctx, ids, count, logits) == wanted);
+    for (int back = count; wanted == COLIBRI_OK && back >= 0; back -= 9) {
+        const int status = colibri_lm_rewind(ctx, back);
+        EXPECT((status == COLIBRI_OK && ctx->position == (uint32_t)back) || status == COLIBRI_ERR_REWIND);
+    }
+    EXPECT(colibri_lm_rewind(ctx, -1) == COLIBRI_ERR_REWIND && colibri_lm_rewind(ctx, INT32_MIN) == COLIBRI_ERR_REWIND);
+    ids[0] = (int32_t)ctx->output_size;
+    EXPECT(colibri_lm_rewind(ctx, 0) == COLIBRI_OK && colibri_lm_evaluate(ctx, ids, 1, logits) == COLIBRI_ERR_TOKEN);
+    ids[0] = -1;
+    EXPECT(colibri_lm_evaluate(ctx, ids, 1, logits) == COLIBRI_ERR_TOKEN && ctx->position == 0);
+    EXPECT(colibri_lm_evaluate(ctx, ids, 0, logits) == COLIBRI_ERR_BATCH);
+    EXPECT(colibri_lm_evaluate(ctx, ids, INT32_MAX, logits) == COLIBRI_ERR_CONTEXT);
+    ctx->tail = 0;
+    free(ids);
+    free(logits);
 }
 
 static void run_case(bytes model)
@@ -163,8 +223,12 @@ static void run_case(bytes model)
             colibri_context_t *ctx = colibri_init(memory, size, model.data);
             EXPECT((ctx != NULL) == (result[0] == COLIBRI_OK));
             if (ctx != NULL && model_work(&parsed) <= most_work) {
-                result[1] = forward(ctx, 1);
-                result[2] = forward(ctx, ctx->max_batch);
+                result[1] = forward(ctx, 1, 1);
+                ctx->position = 0;
+                result[2] = forward(ctx, ctx->max_batch, ctx->max_batch);
+                if (ctx->context_tokens != 0) {
+                    run_text(ctx);
+                }
                 float *scratch = exactly(ctx->output_size * sizeof(float), 0);
                 result[3] = colibri_selftest(ctx, scratch);
                 free(scratch);
