@@ -42,6 +42,7 @@
 #define CLB_USED_PRODUCTS (~0ull)
 #define CLB_USED_PRODUCTS_Q (~0ull)
 #define CLB_USED_RESIDUAL 1
+#define CLB_USED_TEXT 1 /* a context, and with it perhaps a tail */
 #endif
 #define USED(which, number) (CLB_USED_##which >> (number) & 1)
 
