@@ -49,4 +49,4 @@ def test_every_link_and_path_exists() -> None:
     package = ROOT / "src/colibri"
     for line in tree.group(1).splitlines():
         name = line.split()[0]
-        assert any((folder / name).exists() for folder in (ROOT, package, ROOT / "engine")), name
+        assert any((folder / name).exists() for folder in (ROOT, package, ROOT / "engine", ROOT / "examples")), name

@@ -6,6 +6,10 @@ static clb_kernel *const kernels[CLB_OP_COUNT] = {
     [CLB_OP_SOFTMAX] = clb_softmax,   [CLB_OP_LAYERNORM] = clb_layernorm, [CLB_OP_RMSNORM] = clb_rmsnorm,
     [CLB_OP_REDUCE] = clb_reduce,
 };
+static clb_sequence *const sequence[CLB_OP_COUNT] = {
+    [CLB_OP_EMBED] = clb_embed,         [CLB_OP_ROPE] = clb_rope,   [CLB_OP_CACHE] = clb_cache,
+    [CLB_OP_ATTENTION] = clb_attention, [CLB_OP_DELAY] = clb_delay,
+};
 
 static void run_op(const clb_op *op, uint32_t first, uint32_t samples, const clb_frame *frame)
 {
@@ -39,7 +43,7 @@ void clb_run_program(uint32_t samples, clb_frame *frame)
         if (op->code == CLB_OP_MOE) {
             clb_run_moe(&model.layers[op->w0], op, clb_route, run_expert, samples, frame);
         } else if (op->code > CLB_OP_MOE) { /* never in an expert */
-            clb_run_sequence(op, samples, frame);
+            sequence[op->code](op, samples, frame);
         } else {
             run_op(op, n < model.header->tail_op ? 0 : frame->tail, samples, frame);
         }

@@ -230,8 +230,9 @@ CLB_INTERNAL uint64_t clb_residual_cells(uint32_t rows, uint32_t cols);
 /* a matrix product, spread over the caller's threads where it is large */
 CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples, const clb_frame *frame);
 
-/* sequence.c: embed, rope, cache, attention, delay; bytes of a page of one key head, a layout for its matrices */
-CLB_WALK void clb_run_sequence(const clb_op *op, uint32_t samples, const clb_frame *frame);
+/* sequence.c: operations on a text, indexed by enum clb_op; bytes of a page of one key head */
+typedef void clb_sequence(const clb_op *op, uint32_t samples, const clb_frame *frame);
+CLB_WALK clb_sequence clb_embed, clb_rope, clb_cache, clb_attention, clb_delay;
 CLB_INTERNAL uint64_t clb_page_bytes(uint32_t format, uint32_t key, uint32_t value);
 
 /* elementwise.c, reduce.c: the other kernels, indexed by enum clb_op */

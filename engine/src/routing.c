@@ -36,7 +36,7 @@ static void choose(const float *keys, uint32_t n, uint32_t k, int32_t *chosen)
 enum { FEW = CLB_SCALAR ? 1 : 12 }; /* experts whose scores take less time one by one than as vectors */
 
 /* An exponential or sigmoid of each of x. */
-static inline void each(uint32_t func, float *x, uint32_t n, const clb_kernels *kernels)
+static inline __attribute__((always_inline)) void each(uint32_t func, float *x, uint32_t n, const clb_kernels *kernels)
 {
     if (kernels != NULL && n >= FEW) {
         kernels->unary(func, 0.0f, 0.0f, x, x, n);
@@ -83,8 +83,8 @@ CLB_INTERNAL uint32_t clb_key_words(const clb_layer *layer, int has_bias)
     return (has_bias || layer->groups > 1 ? 4 : 1) * layer->experts;
 }
 
-/* Give the experts of groups that do not take part the key -inf. */
-static void keep_groups(const clb_layer *layer, float *keys)
+/* Give the experts of groups that do not take part the key -inf. A function of its own: its loops have all registers. */
+static __attribute__((noinline)) void keep_groups(const clb_layer *layer, float *keys)
 {
     const uint32_t size = layer->experts / layer->groups;
     float *ranks = keys + layer->experts;
@@ -130,27 +130,31 @@ CLB_WALK void clb_route(const clb_layer *layer, const clb_gate *gate, const floa
                         float *weights)
 {
     const uint32_t n = layer->experts, k = layer->k;
-    const int keyed = gate->bias != NULL || layer->groups > 1, over_all = keyed || layer->score == CLB_SCORE_SOFTMAX;
     float *scores = gate->keys, *keys = scores + n, divisor = 1.0f, sum = 1.0f;
-    if (over_all) {
+    if (gate->bias != NULL || layer->groups > 1) {
         divisor = scores_of(layer->score, gate->kernels, logits, NULL, n, scores);
+        for (uint32_t e = 0; e < n; ++e) {
+            keys[e] = scores[e] / divisor;
+            keys[e] = gate->bias != NULL ? keys[e] + gate->bias[e] : keys[e];
+        }
+        if (layer->groups > 1) {
+            keep_groups(layer, keys);
+        }
+        choose(keys, n, k, experts);
+        pick(scores, experts, k, weights);
+    } else {
+        choose(logits, n, k, experts);
+        if (layer->score == CLB_SCORE_SPARSE_MIXER) {
+            sparse_mix(layer, logits, experts, weights);
+        } else if (layer->score == CLB_SCORE_SOFTMAX) { /* which is over all */
+            divisor = scores_of(CLB_SCORE_SOFTMAX, gate->kernels, logits, NULL, n, scores);
+            pick(scores, experts, k, weights);
+        } else if (layer->normalize != CLB_NORMALIZE_SOFTMAX) {
+            divisor = scores_of(layer->score, gate->kernels, logits, experts, k, weights);
+        }
     }
-    for (uint32_t e = 0; keyed && e < n; ++e) {
-        keys[e] = scores[e] / divisor;
-        keys[e] = gate->bias != NULL ? keys[e] + gate->bias[e] : keys[e];
-    }
-    if (layer->groups > 1) {
-        keep_groups(layer, keys);
-    }
-    choose(keyed ? keys : logits, n, k, experts);
     if (layer->normalize == CLB_NORMALIZE_SOFTMAX) {
         divisor = scores_of(CLB_SCORE_SOFTMAX, gate->kernels, logits, experts, k, weights);
-    } else if (over_all) {
-        pick(scores, experts, k, weights);
-    } else if (layer->score == CLB_SCORE_SPARSE_MIXER) {
-        sparse_mix(layer, logits, experts, weights);
-    } else {
-        divisor = scores_of(layer->score, gate->kernels, logits, experts, k, weights);
     }
     for (uint32_t j = 0; j < k; ++j) {
         weights[j] = layer->normalize == CLB_NORMALIZE_ONE ? 1.0f : weights[j] / divisor;

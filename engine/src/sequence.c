@@ -54,62 +54,46 @@ static float *scales_at(const cache *c, uint8_t *page)
     return (float *)(void *)(page + c->page - CLB_PAGE * sizeof(float));
 }
 
-/* Element (row, col) of a matrix. */
-static void put(uint32_t layout, uint8_t *blocks, size_t stride, uint32_t row, uint32_t col, float x)
-{
-    uint8_t *block = blocks + row / CLB_LANES * stride;
-    const size_t lane = row % CLB_LANES, at = (size_t)col * CLB_LANES + lane;
-    if (layout == CLB_LAYOUT_ROWS8_F32) {
-        ((float *)(void *)block)[at] = x;
-    } else if (layout == CLB_LAYOUT_ROWS8_F16) {
-        ((uint16_t *)(void *)block)[at] = clb_to_half(x);
-    } else {
-        ((int8_t *)block)[(CLB_LANES + col / 4 * CLB_LANES + lane) * 4 + col % 4] = (int8_t)x;
-    }
-}
-
-/* The factor that makes a row's elements integers within ±127, and the scale that undoes it. */
-static float scale_row(const float *x, uint32_t n, float *scale)
+/* A key as row `slot` of a page's keys, or a value as column `slot` of its values; as int8 max|x| becomes 127, and `scale`
+ * undoes it. */
+CLB_STATIC_WALK void keep(uint32_t layout, uint8_t *blocks, size_t stride, uint32_t slot, int is_value, const float *x,
+                          uint32_t n, float *scale)
 {
     float most = -clb_inf();
-    for (uint32_t i = 0; i < n; ++i) {
+    for (uint32_t i = 0; layout == CLB_LAYOUT_ROWS8_I8 && i < n; ++i) {
         most = clb_abs(x[i]) > most ? clb_abs(x[i]) : most;
     }
-    *scale = most / 127.0f;
-    return most > 0.0f && most < clb_inf() ? 127.0f / most : 0.0f;
-}
-
-static float whole(float x)
-{
-    return clb_abs(x) < 127.5f ? (x + 0x1.8p+23f) - 0x1.8p+23f : 0.0f;
-}
-
-CLB_STATIC_WALK void store_row(const cache *c, uint8_t *page, uint32_t slot, const float *key, const float *value)
-{
-    float factor[2], scale[2];
-    if (c->layout == CLB_LAYOUT_ROWS8_I8) {
-        factor[0] = scale_row(key, c->key, &scale[0]);
-        factor[1] = scale_row(value, c->value, &scale[1]);
-        ((float *)(void *)(page + slot / CLB_LANES * c->key_stride))[slot % CLB_LANES] = scale[0];
-        scales_at(c, page)[slot] = scale[1];
+    const float factor = most > 0.0f && most < clb_inf() ? 127.0f / most : 0.0f;
+    for (uint32_t i = 0; i < n; ++i) {
+        const uint32_t row = is_value ? i : slot, col = is_value ? slot : i, lane = row % CLB_LANES;
+        uint8_t *block = blocks + row / CLB_LANES * stride;
+        if (layout == CLB_LAYOUT_ROWS8_F32) {
+            ((float *)(void *)block)[(size_t)col * CLB_LANES + lane] = x[i];
+        } else if (layout == CLB_LAYOUT_ROWS8_F16) {
+            ((uint16_t *)(void *)block)[(size_t)col * CLB_LANES + lane] = clb_to_half(x[i]);
+        } else {
+            const float scaled = x[i] * factor, whole = (scaled + 0x1.8p+23f) - 0x1.8p+23f;
+            block[(CLB_LANES + col / 4 * CLB_LANES + lane) * 4 + col % 4] =
+                (uint8_t)(int8_t)(clb_abs(scaled) < 127.5f ? whole : 0.0f);
+        }
     }
-    for (uint32_t i = 0; i < c->key; ++i) {
-        put(c->layout, page, c->key_stride, slot, i, c->layout == CLB_LAYOUT_ROWS8_I8 ? whole(key[i] * factor[0]) : key[i]);
-    }
-    for (uint32_t i = 0; i < c->value; ++i) {
-        put(c->layout, values_at(c, page), c->value_stride, i, slot,
-            c->layout == CLB_LAYOUT_ROWS8_I8 ? whole(value[i] * factor[1]) : value[i]);
+    if (layout == CLB_LAYOUT_ROWS8_I8) {
+        *scale = most / 127.0f;
     }
 }
 
-CLB_STATIC_WALK void run_cache(const clb_op *op, uint32_t samples, const clb_frame *frame)
+CLB_WALK void clb_cache(const clb_op *op, uint32_t samples, const clb_frame *frame)
 {
     const cache c = cache_of(op, frame);
     for (uint32_t s = 0; s < samples; ++s) {
-        const uint32_t position = frame->position + s;
+        const uint32_t position = frame->position + s, slot = position % CLB_PAGE;
         for (uint32_t head = 0; head < c.heads; ++head) {
-            store_row(&c, keys_at(&c, head, position / CLB_PAGE), position % CLB_PAGE,
-                      clb_locate(&op->a, frame, NULL, s, head), clb_locate(&op->b, frame, NULL, s, head));
+            uint8_t *page = keys_at(&c, head, position / CLB_PAGE);
+            float *scales = (float *)(void *)(page + slot / CLB_LANES * c.key_stride);
+            keep(c.layout, page, c.key_stride, slot, 0, clb_locate(&op->a, frame, NULL, s, head), c.key,
+                 scales + slot % CLB_LANES);
+            keep(c.layout, values_at(&c, page), c.value_stride, slot, 1, clb_locate(&op->b, frame, NULL, s, head), c.value,
+                 scales_at(&c, page) + slot);
         }
     }
 }
@@ -146,16 +130,10 @@ CLB_STATIC_WALK void weigh(const attention *t, query *row, float *w, uint32_t st
         most[i] = best;
     }
     for (uint32_t j = 0; j < count; ++j) {
-        w[j] *= factor;
+        w[j] = cap != 0.0f ? clb_tanh(w[j] * factor / cap) * cap : w[j] * factor;
     }
-    for (uint32_t j = 0; cap != 0.0f && j < count; ++j) {
-        w[j] = clb_tanh(w[j] / cap) * cap;
-    }
-    for (uint32_t j = 0; j < count && start + j < begin; ++j) {
-        w[j] = -clb_inf();
-    }
-    for (uint32_t j = count; j % CLB_LANES != 0; ++j) {
-        w[j] = -clb_inf();
+    for (uint32_t j = 0; j < clb_ceil(count, CLB_LANES) * CLB_LANES; ++j) {
+        w[j] = j < count && start + j >= begin ? w[j] : -clb_inf();
     }
     for (uint32_t j = 0; j < count; j += CLB_LANES) {
         for (uint32_t i = 0; i < CLB_LANES; ++i) {
@@ -245,13 +223,13 @@ CLB_STATIC_WALK void attend(void *arg, uint32_t index)
     }
 }
 
-CLB_STATIC_WALK void run_attention(const clb_op *op, uint32_t samples, const clb_frame *frame)
+CLB_WALK void clb_attention(const clb_op *op, uint32_t samples, const clb_frame *frame)
 {
     enum { SPREAD_MACS = 1 << 15 }; /* below, handing work to threads costs more than it saves */
-    attention t = {.op = op, .frame = frame, .c = cache_of(op, frame), .samples = samples};
-    t.sinks = (const float *)(const void *)clb_tensor_at(frame, op->w0);
-    t.group = op->rows / t.c.heads;
-    t.tiles = clb_ceil(samples * t.group, CLB_TILE);
+    const uint32_t group = op->rows / op->dims[2];
+    attention t = {.op = op, .frame = frame, .c = cache_of(op, frame), .samples = samples, .group = group,
+                   .sinks = (const float *)(const void *)clb_tensor_at(frame, op->w0),
+                   .tiles = clb_ceil(samples * group, CLB_TILE)};
     const uint64_t macs = (uint64_t)samples * op->rows * (frame->position + samples) * (t.c.key + t.c.value);
     if (frame->ctx->parallel != NULL && macs >= SPREAD_MACS && t.c.heads * t.tiles > 1) {
         frame->ctx->parallel(frame->ctx->parallel_user, attend, &t, t.c.heads * t.tiles);
@@ -282,7 +260,7 @@ static float stored(uint32_t layout, const uint8_t *block, uint32_t lane, uint32
            clb_half(((const uint16_t *)(const void *)group)[lane]);
 }
 
-CLB_STATIC_WALK void run_embed(const clb_op *op, uint32_t samples, const clb_frame *frame)
+CLB_WALK void clb_embed(const clb_op *op, uint32_t samples, const clb_frame *frame)
 {
     const clb_tensor *table = &frame->tensors[op->w0];
     for (uint32_t s = 0; s < samples; ++s) {
@@ -297,7 +275,7 @@ CLB_STATIC_WALK void run_embed(const clb_op *op, uint32_t samples, const clb_fra
     }
 }
 
-CLB_STATIC_WALK void run_rope(const clb_op *op, uint32_t samples, const clb_frame *frame)
+CLB_WALK void clb_rope(const clb_op *op, uint32_t samples, const clb_frame *frame)
 {
     const uint32_t n = op->dims[0], turned = op->dims[1], half = turned / 2;
     const float *table = (const float *)(const void *)clb_tensor_at(frame, op->w0);
@@ -316,7 +294,7 @@ CLB_STATIC_WALK void run_rope(const clb_op *op, uint32_t samples, const clb_fram
     }
 }
 
-CLB_STATIC_WALK void run_delay(const clb_op *op, uint32_t samples, const clb_frame *frame)
+CLB_WALK void clb_delay(const clb_op *op, uint32_t samples, const clb_frame *frame)
 {
     const size_t n = op->dims[0], steps = op->dims[1], slots = op->dims[2];
     float *kept = (float *)(void *)(frame->arena + op->work.offset);
@@ -331,16 +309,5 @@ CLB_STATIC_WALK void run_delay(const clb_op *op, uint32_t samples, const clb_fra
         } else {
             memmove(out, kept + (position - steps) % slots * n, n * sizeof *out);
         }
-    }
-}
-
-CLB_WALK void clb_run_sequence(const clb_op *op, uint32_t samples, const clb_frame *frame)
-{
-    switch (op->code) {
-    case CLB_OP_EMBED: run_embed(op, samples, frame); break;
-    case CLB_OP_ROPE: run_rope(op, samples, frame); break;
-    case CLB_OP_CACHE: run_cache(op, samples, frame); break;
-    case CLB_OP_ATTENTION: run_attention(op, samples, frame); break;
-    default: run_delay(op, samples, frame); break;
     }
 }

@@ -2,59 +2,42 @@
  * enumeration, and that no operation can reach outside its memory. Trusts nothing but the bytes it has been given. */
 #include "internal.h"
 
-static int big_endian(void)
-{
-    const uint16_t one = 1;
-    uint8_t first;
-    memcpy(&first, &one, 1);
-    return first == 0;
-}
+#define REFUSE_IF(condition, result)                                                                                   \
+    do {                                                                                                               \
+        if (condition) {                                                                                               \
+            return result;                                                                                             \
+        }                                                                                                              \
+    } while (0)
 
-static int zero(const uint32_t *words, size_t n)
+/* All of n values are from `least` to `most`. */
+static int within(const uint32_t *values, size_t n, uint32_t least, uint32_t most)
 {
     for (size_t i = 0; i < n; ++i) {
-        if (words[i] != 0) {
-            return 0;
-        }
+        REFUSE_IF(values[i] < least || values[i] > most, 0);
     }
     return 1;
 }
 
 int clb_read_header(const uint8_t *model, const clb_header **header)
 {
-    if (model == NULL) {
-        return COLIBRI_ERR_NULL;
-    }
-    if ((uintptr_t)model % CLB_ALIGN_MODEL != 0) {
-        return COLIBRI_ERR_MISALIGNED;
-    }
-    if (memcmp(model, CLB_MAGIC, sizeof CLB_MAGIC) != 0) {
-        return COLIBRI_ERR_MAGIC;
-    }
-    if (big_endian()) {
-        return COLIBRI_ERR_BIG_ENDIAN;
-    }
+    REFUSE_IF(model == NULL, COLIBRI_ERR_NULL);
+    REFUSE_IF((uintptr_t)model % CLB_ALIGN_MODEL != 0, COLIBRI_ERR_MISALIGNED);
+    REFUSE_IF(memcmp(model, CLB_MAGIC, sizeof CLB_MAGIC) != 0, COLIBRI_ERR_MAGIC);
+    const union { uint16_t word; uint8_t first; } one = {1};
+    REFUSE_IF(one.first != 1, COLIBRI_ERR_BIG_ENDIAN);
     const clb_header *h = (const clb_header *)(const void *)model;
-    if (h->version != CLB_FORMAT_VERSION) {
-        return COLIBRI_ERR_VERSION;
-    }
-    if (clb_crc32(model, sizeof *h - sizeof h->header_crc) != h->header_crc) {
-        return COLIBRI_ERR_HEADER;
-    }
+    REFUSE_IF(h->version != CLB_FORMAT_VERSION, COLIBRI_ERR_VERSION);
+    REFUSE_IF(clb_crc32(model, sizeof *h - sizeof h->header_crc) != h->header_crc, COLIBRI_ERR_HEADER);
     /* A quarter of the address space keeps every later sum of two sizes from wrapping. */
     const uint64_t most = SIZE_MAX / 4;
-    if (h->total_bytes > most || h->context_bytes > most || h->max_batch > CLB_MAX_BATCH ||
-        (uint64_t)h->max_batch * h->input_floats > most / sizeof(float) ||
-        (uint64_t)h->max_batch * h->output_floats > most / sizeof(float)) {
-        return COLIBRI_ERR_TOO_LARGE;
-    }
-    if (h->max_batch < 1 || h->context_bytes < CLB_HEAD_BYTES || h->input_floats < 1 || h->output_floats < 1 ||
-        h->inputs < 1 || h->outputs < 1 || h->experts > CLB_LIMIT || h->main_ops > h->ops ||
-        h->context_tokens > CLB_LIMIT ||
-        !zero(h->reserved, sizeof h->reserved / sizeof h->reserved[0]) || h->meta_bytes < sizeof *h ||
-        h->meta_bytes > h->total_bytes || h->shared_bytes > h->total_bytes - h->meta_bytes) {
-        return COLIBRI_ERR_HEADER;
-    }
+    REFUSE_IF(h->total_bytes > most || h->context_bytes > most || h->max_batch > CLB_MAX_BATCH ||
+              (uint64_t)h->max_batch * h->input_floats > most / sizeof(float) ||
+              (uint64_t)h->max_batch * h->output_floats > most / sizeof(float), COLIBRI_ERR_TOO_LARGE);
+    REFUSE_IF(h->max_batch < 1 || h->context_bytes < CLB_HEAD_BYTES || h->input_floats < 1 || h->output_floats < 1 ||
+              h->inputs < 1 || h->outputs < 1 || h->experts > CLB_LIMIT || h->main_ops > h->ops ||
+              h->context_tokens > CLB_LIMIT || !within(h->reserved, sizeof h->reserved / sizeof h->reserved[0], 0, 0) ||
+              h->meta_bytes < sizeof *h || h->meta_bytes > h->total_bytes ||
+              h->shared_bytes > h->total_bytes - h->meta_bytes, COLIBRI_ERR_HEADER);
     *header = h;
     return COLIBRI_OK;
 }
@@ -81,21 +64,11 @@ static int ports(const clb_port *port, uint32_t count, uint64_t floats)
 {
     for (uint32_t n = 0; n < count; ++n) {
         uint64_t product = 1;
-        if (port[n].rank > 6) {
-            return 0;
-        }
-        for (uint32_t axis = 0; axis < port[n].rank; ++axis) {
-            if (port[n].dims[axis] < 1 || port[n].dims[axis] > CLB_LIMIT) {
-                return 0;
-            }
+        REFUSE_IF(port[n].rank > 6 || !within(port[n].dims, port[n].rank, 1, CLB_LIMIT), 0);
+        for (uint32_t axis = 0; axis < port[n].rank && product <= CLB_LIMIT; ++axis) {
             product *= port[n].dims[axis];
-            if (product > CLB_LIMIT) {
-                return 0;
-            }
         }
-        if (port[n].floats != product || product > floats) {
-            return 0;
-        }
+        REFUSE_IF(port[n].floats != product || product > CLB_LIMIT || product > floats, 0);
         floats -= product;
     }
     return floats == 0;
@@ -104,9 +77,7 @@ static int ports(const clb_port *port, uint32_t count, uint64_t floats)
 /* A tensor's own consistency, and its place inside `bytes` bytes from `first`. */
 static int tensor_fits(const clb_tensor *t, uint64_t first, uint64_t bytes)
 {
-    if (t->rows < 1 || t->rows > CLB_LIMIT || t->cols < 1 || t->cols > CLB_LIMIT) {
-        return 0;
-    }
+    REFUSE_IF(t->rows < 1 || t->rows > CLB_LIMIT || t->cols < 1 || t->cols > CLB_LIMIT, 0);
     const uint64_t blocks = (t->rows + CLB_LANES - 1) / CLB_LANES;
     int sized;
     if (t->layout == CLB_LAYOUT_FLAT) {
@@ -148,35 +119,28 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
     }
     switch (v->space) {
     case CLB_SPACE_ARENA:
-        if (v->offset < CLB_HEAD_BYTES) {
-            return 0;
-        }
+        REFUSE_IF(v->offset < CLB_HEAD_BYTES, 0);
         space = h->context_bytes;
         break;
     case CLB_SPACE_INPUT:
     case CLB_SPACE_OUTPUT:
         /* A caller's array holds the rows of its own batch only: each sample stays inside its row. */
         space = v->space == CLB_SPACE_INPUT ? h->input_floats : s->early ? 0 : h->output_floats;
-        if (s->expert || v->sample_stride != space || (written && v->space == CLB_SPACE_INPUT)) {
-            return 0;
-        }
+        REFUSE_IF(s->expert || v->sample_stride != space || (written && v->space == CLB_SPACE_INPUT), 0);
         space *= sizeof(float);
         span = rows;
         separate = 1;
         break;
     case CLB_SPACE_CONST: space = constant && constant->layout == CLB_LAYOUT_FLAT && !written ? constant->bytes : 0; break;
     case CLB_SPACE_TOKEN_WEIGHT:
-        if (!s->expert || s->model->layers[s->expert->layer].apply != CLB_APPLY_INPUT || written || v->sample_stride != 0) {
-            return 0;
-        }
+        REFUSE_IF(!s->expert || s->model->layers[s->expert->layer].apply != CLB_APPLY_INPUT || written ||
+                  v->sample_stride != 0, 0);
         space = sizeof(float);
         span = rows;
         break;
     case CLB_SPACE_TOKEN_IN:
     case CLB_SPACE_TOKEN_OUT:
-        if (!s->expert || v->sample_stride != 0 || (written && v->space == CLB_SPACE_TOKEN_IN)) {
-            return 0;
-        }
+        REFUSE_IF(!s->expert || v->sample_stride != 0 || (written && v->space == CLB_SPACE_TOKEN_IN), 0);
         space = sizeof(float) * (v->space == CLB_SPACE_TOKEN_IN ? s->model->layers[s->expert->layer].d_in
                                                                : s->model->layers[s->expert->layer].d_out);
         span = rows;
@@ -184,13 +148,9 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
         break;
     default: return 0;
     }
-    if (v->offset > space || span > (space - v->offset) / sizeof(float)) {
-        return 0;
-    }
-    if (written && v->space == CLB_SPACE_ARENA && v->offset < s->work_end &&
-        v->offset + span * sizeof(float) > s->work) {
-        return 0;
-    }
+    REFUSE_IF(v->offset > space || span > (space - v->offset) / sizeof(float), 0);
+    REFUSE_IF(written && v->space == CLB_SPACE_ARENA && v->offset < s->work_end &&
+              v->offset + span * sizeof(float) > s->work, 0);
     return access == READ || (separate && (op->rows == 1 || v->row_stride >= extent));
 }
 
@@ -202,9 +162,7 @@ static int tensor_of(const scope *s, uint32_t number, const clb_tensor **tensor)
     if (number == CLB_NONE) {
         return 1;
     }
-    if (number >= m->header->tensors || (m->tensors[number].scope == CLB_SCOPE_EXPERT) != (s->expert != NULL)) {
-        return 0;
-    }
+    REFUSE_IF(number >= m->header->tensors || (m->tensors[number].scope == CLB_SCOPE_EXPERT) != (s->expert != NULL), 0);
     *tensor = &m->tensors[number];
     return s->expert == NULL || tensor_fits(*tensor, 0, s->expert->bytes);
 }
@@ -229,20 +187,8 @@ static int apart(const uint32_t *dims, const uint32_t *strides)
 {
     uint64_t below = 1;
     for (int axis = 3; axis >= 0; --axis) {
-        if (dims[axis] > 1 && strides[axis] < below) {
-            return 0;
-        }
+        REFUSE_IF(dims[axis] > 1 && strides[axis] < below, 0);
         below += (uint64_t)(dims[axis] - 1) * strides[axis];
-    }
-    return 1;
-}
-
-static int within_limits(const uint32_t *values, uint32_t least)
-{
-    for (int n = 0; n < 4; ++n) {
-        if (values[n] < least || values[n] > CLB_LIMIT) {
-            return 0;
-        }
     }
     return 1;
 }
@@ -251,9 +197,7 @@ static int reduce_fits(const scope *s, const clb_op *op)
 {
     /* outer, n, inner; the elements read are no more than the memory they come from */
     const uint32_t in[4] = {op->dims[0], op->dims[1], op->dims[2], 1}, out[4] = {op->dims[0], 1, op->dims[2], 1};
-    if (!within_limits(in, 1) || !within_limits(op->sa, 0) || !within_limits(op->so, 0)) {
-        return 0;
-    }
+    REFUSE_IF(!within(in, 4, 1, CLB_LIMIT) || !within(op->sa, 4, 0, CLB_LIMIT) || !within(op->so, 4, 0, CLB_LIMIT), 0);
     const uint64_t extent = reach(in, op->sa), outer = (uint64_t)in[0] * in[2];
     return op->func < CLB_REDUCE_COUNT && outer <= extent && in[1] <= extent / outer && apart(out, op->so) &&
            operand_fits(s, op, &op->a, extent, NULL, READ_ONCE) &&
@@ -262,10 +206,8 @@ static int reduce_fits(const scope *s, const clb_op *op)
 
 static int map_fits(const scope *s, const clb_op *op, const clb_tensor *w0, const clb_tensor *w1)
 {
-    if (!within_limits(op->dims, 1) || !within_limits(op->sa, 0) || !within_limits(op->sb, 0) ||
-        !within_limits(op->so, 0) || !apart(op->dims, op->so)) {
-        return 0;
-    }
+    REFUSE_IF(!within(op->dims, 4, 1, CLB_LIMIT) || !within(op->sa, 4, 0, CLB_LIMIT) ||
+              !within(op->sb, 4, 0, CLB_LIMIT) || !within(op->so, 4, 0, CLB_LIMIT) || !apart(op->dims, op->so), 0);
     const int two = op->code == CLB_OP_MAP2;
     return op->func < (two ? (uint32_t)CLB_BINARY_COUNT : (uint32_t)CLB_UNARY_COUNT) &&
            operand_fits(s, op, &op->a, reach(op->dims, op->sa), w0, READ) &&
@@ -277,17 +219,12 @@ static int linear_fits(const scope *s, const clb_op *op, const clb_tensor *w0, c
 {
     const uint32_t cols = op->dims[0], rows = op->dims[1];
     const int quantized = op->code == CLB_OP_LINEAR_Q;
-    if (w0 == NULL || w0->rows != rows || w0->cols != cols || !is_vector(w1, rows) || op->func >= CLB_UNARY_COUNT ||
-        op->b.space != CLB_SPACE_NONE) {
-        return 0;
-    }
+    REFUSE_IF(w0 == NULL || w0->rows != rows || w0->cols != cols || !is_vector(w1, rows) ||
+              op->func >= CLB_UNARY_COUNT || op->b.space != CLB_SPACE_NONE, 0);
     const uint32_t layout = w0->layout, i8 = layout == CLB_LAYOUT_ROWS8_I8, i4 = layout == CLB_LAYOUT_ROWS8_I4;
-    if (quantized ? !(i8 || i4) : !(i8 || layout == CLB_LAYOUT_ROWS8_F32 || layout == CLB_LAYOUT_ROWS8_F16)) {
-        return 0;
-    }
-    if (w2 != NULL && (w2->layout != CLB_LAYOUT_RESIDUAL || w2->rows != rows || w2->cols != cols || !(i8 || i4))) {
-        return 0;
-    }
+    REFUSE_IF(quantized ? !(i8 || i4) : !(i8 || layout == CLB_LAYOUT_ROWS8_F32 || layout == CLB_LAYOUT_ROWS8_F16), 0);
+    REFUSE_IF(w2 != NULL && (w2->layout != CLB_LAYOUT_RESIDUAL || w2->rows != rows || w2->cols != cols || !(i8 ||
+              i4)), 0);
     return operand_fits(s, op, &op->a, quantized ? clb_record_floats(cols) : cols, NULL, READ) &&
            operand_fits(s, op, &op->out, rows, NULL, WRITE);
 }
@@ -306,9 +243,8 @@ static int cache_fits(const scope *s, const clb_op *op)
 {
     const clb_header *h = s->model->header;
     const uint32_t *dims = op->dims, window = op->sa[0];
-    if (!within_limits(dims, 1) || op->func >= CLB_CACHE_COUNT || dims[3] % CLB_PAGE != 0 || window > CLB_LIMIT) {
-        return 0;
-    }
+    REFUSE_IF(!within(dims, 4, 1, CLB_LIMIT) || op->func >= CLB_CACHE_COUNT || dims[3] % CLB_PAGE != 0 ||
+              window > CLB_LIMIT, 0);
     const uint64_t pages = dims[3] / CLB_PAGE, all = ((uint64_t)h->context_tokens + CLB_PAGE - 1) / CLB_PAGE;
     const uint64_t seen = window == 0 ? all : ((uint64_t)window + h->max_batch - 2) / CLB_PAGE + 2;
     const uint64_t page = clb_page_bytes(op->func, dims[0], dims[1]), most = h->context_bytes / page;
@@ -322,22 +258,17 @@ static int sequence_fits(const scope *s, const clb_op *op, const clb_tensor *w0)
     const clb_header *h = s->model->header;
     const uint32_t *d = op->dims;
     const uint64_t tokens = h->context_tokens;
-    if (s->expert != NULL || tokens == 0) {
-        return 0;
+    REFUSE_IF(s->expert != NULL || tokens == 0, 0);
+    if (op->code == CLB_OP_CACHE || op->code == CLB_OP_ATTENTION) {
+        const int stores = op->code == CLB_OP_CACHE;
+        return cache_fits(s, op) && operand_fits(s, op, &op->a, d[0], NULL, READ) &&
+               (stores ? op->rows == d[2] && operand_fits(s, op, &op->b, d[1], NULL, READ)
+                       : op->rows % d[2] == 0 && is_vector(w0, op->rows) && s->samples * op->rows <= CLB_LIMIT &&
+                             operand_fits(s, op, &op->out, d[1], NULL, WRITE));
     }
-    if (op->code == CLB_OP_CACHE) {
-        return op->rows == d[2] && cache_fits(s, op) && operand_fits(s, op, &op->a, d[0], NULL, READ) &&
-               operand_fits(s, op, &op->b, d[1], NULL, READ);
-    }
-    if (op->code == CLB_OP_ATTENTION) {
-        return cache_fits(s, op) && op->rows % d[2] == 0 && is_vector(w0, op->rows) &&
-               s->samples * op->rows <= CLB_LIMIT && operand_fits(s, op, &op->a, d[0], NULL, READ) &&
-               operand_fits(s, op, &op->out, d[1], NULL, WRITE);
-    }
-    if (d[0] < 1 || d[0] > CLB_LIMIT || !operand_fits(s, op, &op->a, op->code == CLB_OP_EMBED ? 1 : d[0], NULL, READ) ||
-        !operand_fits(s, op, &op->out, d[0], NULL, WRITE)) {
-        return 0;
-    }
+    REFUSE_IF(d[0] < 1 || d[0] > CLB_LIMIT ||
+              !operand_fits(s, op, &op->a, op->code == CLB_OP_EMBED ? 1 : d[0], NULL, READ) ||
+              !operand_fits(s, op, &op->out, d[0], NULL, WRITE), 0);
     switch (op->code) {
     case CLB_OP_EMBED: return op->rows == 1 && w0 != NULL && w0->cols == d[0] && clb_block_bytes(w0->layout, d[0]) != 0;
     case CLB_OP_ROPE:
@@ -352,11 +283,8 @@ static int op_fits(const scope *s, const clb_op *op)
 {
     const clb_tensor *w0, *w1, *w2;
     const uint32_t n = op->dims[0];
-    if (op->rows < 1 || op->rows > CLB_LIMIT || op->before >= (op->code == CLB_OP_MAP2 ? CLB_UNARY_COUNT : 1) ||
-        !tensor_of(s, op->w0, &w0) ||
-        !tensor_of(s, op->w1, &w1) || !tensor_of(s, op->w2, &w2)) {
-        return 0;
-    }
+    REFUSE_IF(op->rows < 1 || op->rows > CLB_LIMIT || op->before >= (op->code == CLB_OP_MAP2 ? CLB_UNARY_COUNT : 1) ||
+              !tensor_of(s, op->w0, &w0) || !tensor_of(s, op->w1, &w1) || !tensor_of(s, op->w2, &w2), 0);
     switch (op->code) {
     case CLB_OP_LINEAR:
     case CLB_OP_LINEAR_Q: return linear_fits(s, op, w0, w1, w2);
@@ -371,12 +299,7 @@ static int op_fits(const scope *s, const clb_op *op)
         return n >= 1 && n <= CLB_LIMIT && is_vector(w0, n) && is_vector(w1, n) && op->b.space == CLB_SPACE_NONE &&
                operand_fits(s, op, &op->a, n, NULL, READ) && operand_fits(s, op, &op->out, n, NULL, WRITE);
     case CLB_OP_REDUCE: return op->b.space == CLB_SPACE_NONE && reduce_fits(s, op);
-    case CLB_OP_EMBED:
-    case CLB_OP_ROPE:
-    case CLB_OP_CACHE:
-    case CLB_OP_ATTENTION:
-    case CLB_OP_DELAY: return sequence_fits(s, op, w0);
-    default: return 0;
+    default: return op->code > CLB_OP_MOE && op->code < CLB_OP_COUNT && sequence_fits(s, op, w0);
     }
 }
 
@@ -441,22 +364,17 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number,
     }
     const clb_layer *l = &m->layers[layer_number];
     const uint64_t tokens = whole->samples * op->rows;
-    if (tokens > CLB_LIMIT / l->k) {
-        return 0;
-    }
+    REFUSE_IF(tokens > CLB_LIMIT / l->k, 0);
     const uint64_t choices = tokens * l->k, slots = l->k > 1 ? choices * l->d_out : 0;
     const uint64_t words = slots + 3 * choices + l->experts + 1 + clb_key_words(l, bias != NULL);
-    if (!is_vector(bias, l->experts) || !is_vector(scale, l->experts) ||
-        (l->score == CLB_SCORE_SPARSE_MIXER && bias != NULL) || !work_fits(whole, op, words)) {
-        return 0;
-    }
+    REFUSE_IF(!is_vector(bias, l->experts) || !is_vector(scale, l->experts) ||
+              (l->score == CLB_SCORE_SPARSE_MIXER && bias != NULL) || !work_fits(whole, op, words), 0);
     scope s = *whole;
     s.work = op->work.offset;
     s.work_end = s.work + words * sizeof(float);
-    if (!operand_fits(&s, op, &op->a, l->d_in, NULL, READ) || !operand_fits(&s, op, &op->b, l->experts, NULL, READ) ||
-        !operand_fits(&s, op, &op->out, l->d_out, NULL, WRITE)) {
-        return 0;
-    }
+    REFUSE_IF(!operand_fits(&s, op, &op->a, l->d_in, NULL, READ) ||
+              !operand_fits(&s, op, &op->b, l->experts, NULL, READ) ||
+              !operand_fits(&s, op, &op->out, l->d_out, NULL, WRITE), 0);
     s.samples = l->tile;
     const clb_expert *last = NULL;
     for (uint32_t n = 0; n < l->experts; ++n) {
@@ -481,12 +399,11 @@ static int layer_fits(const clb_header *h, const clb_layer *l, uint32_t first_ex
 {
     const int logit = l->score == CLB_SCORE_LOGIT, softmax = l->normalize == CLB_NORMALIZE_SOFTMAX;
     const int mixer = l->score == CLB_SCORE_SPARSE_MIXER;
-    if (l->groups < 1 || l->experts % l->groups != 0 || l->kept_groups < 1 || l->kept_groups > l->groups ||
-        l->k > (uint64_t)l->kept_groups * (l->experts / l->groups) || l->group_rule >= CLB_GROUP_RULE_COUNT ||
-        l->capacity > CLB_LIMIT || l->apply >= CLB_APPLY_COUNT || !(l->epsilon >= 0.0f) || l->epsilon - l->epsilon != 0.0f ||
-        (mixer && (l->normalize != CLB_NORMALIZE_NONE || l->groups > 1 || l->k > 8))) {
-        return 0;
-    }
+    REFUSE_IF(l->groups < 1 || l->experts % l->groups != 0 || l->kept_groups < 1 || l->kept_groups > l->groups ||
+              l->k > (uint64_t)l->kept_groups * (l->experts / l->groups) || l->group_rule >= CLB_GROUP_RULE_COUNT ||
+              l->capacity > CLB_LIMIT || l->apply >= CLB_APPLY_COUNT || !(l->epsilon >= 0.0f) ||
+              l->epsilon - l->epsilon != 0.0f || (mixer && (l->normalize != CLB_NORMALIZE_NONE || l->groups > 1 ||
+              l->k > 8)), 0);
     return l->experts >= 1 && l->first_expert == first_expert && l->experts <= h->experts - first_expert && l->k >= 1 &&
            l->k <= l->experts && l->score < CLB_SCORE_COUNT && l->normalize < CLB_NORMALIZE_COUNT &&
            (logit ? softmax || l->normalize == CLB_NORMALIZE_ONE : !softmax) && l->scale - l->scale == 0.0f &&
@@ -499,7 +416,7 @@ static int expert_fits(const clb_header *h, const clb_expert *e, uint32_t layer)
     return e->layer == layer && e->offset % CLB_ALIGN_MODEL == 0 && e->offset >= h->meta_bytes + h->shared_bytes &&
            e->offset <= h->total_bytes && e->bytes <= h->total_bytes - e->offset && e->first_op >= h->main_ops &&
            e->first_op <= h->ops && e->ops <= h->ops - e->first_op && (e->ops >= 1 || (e->bytes == 0 && e->macs == 0)) &&
-           e->frequency >= 0.0f && e->frequency <= 1.0f && zero(e->reserved, 4);
+           e->frequency >= 0.0f && e->frequency <= 1.0f && within(e->reserved, 4, 0, 0);
 }
 
 /* The main program, every MoE layer once and in order; counts the choices one sample makes. The stated cost is the true
@@ -540,66 +457,44 @@ static int certificate_fits(const clb_model *m, uint64_t choices)
             return 0;
         }
         const uint8_t *row = m->bytes + h->golden_offset + (uint64_t)n * bytes;
-        if (((const clb_golden *)(const void *)row)->choices != choices) {
-            return 0;
-        }
+        REFUSE_IF(((const clb_golden *)(const void *)row)->choices != choices, 0);
     }
     return 1;
 }
 
 int clb_validate(const uint8_t *model, uint64_t size, clb_model *m)
 {
-    if (model != NULL && size < sizeof(clb_header)) {
-        return COLIBRI_ERR_TRUNCATED;
-    }
+    REFUSE_IF(model != NULL && size < sizeof(clb_header), COLIBRI_ERR_TRUNCATED);
     const clb_header *h;
     const int error = clb_read_header(model, &h);
-    if (error != COLIBRI_OK) {
-        return error;
-    }
-    if (size < h->total_bytes) {
-        return COLIBRI_ERR_TRUNCATED;
-    }
-    if (!section(h, h->ports_offset, (uint64_t)h->inputs + h->outputs, sizeof(clb_port)) ||
-        !section(h, h->ops_offset, h->ops, sizeof(clb_op)) ||
-        !section(h, h->tensors_offset, h->tensors, sizeof(clb_tensor)) ||
-        !section(h, h->layers_offset, h->layers, sizeof(clb_layer)) ||
-        !section(h, h->experts_offset, h->experts, sizeof(clb_expert)) ||
-        !section(h, h->golden_offset, h->golden_rows, h->golden_bytes) || !section(h, h->info_offset, h->info_bytes, 1)) {
-        return COLIBRI_ERR_HEADER;
-    }
-    if (clb_crc32(model + sizeof *h, h->meta_bytes - sizeof *h) != h->meta_crc) {
-        return COLIBRI_ERR_CHECKSUM;
-    }
+    REFUSE_IF(error != COLIBRI_OK, error);
+    REFUSE_IF(size < h->total_bytes, COLIBRI_ERR_TRUNCATED);
+    REFUSE_IF(!section(h, h->ports_offset, (uint64_t)h->inputs + h->outputs, sizeof(clb_port)) ||
+              !section(h, h->ops_offset, h->ops, sizeof(clb_op)) ||
+              !section(h, h->tensors_offset, h->tensors, sizeof(clb_tensor)) ||
+              !section(h, h->layers_offset, h->layers, sizeof(clb_layer)) ||
+              !section(h, h->experts_offset, h->experts, sizeof(clb_expert)) ||
+              !section(h, h->golden_offset, h->golden_rows, h->golden_bytes) ||
+              !section(h, h->info_offset, h->info_bytes, 1), COLIBRI_ERR_HEADER);
+    REFUSE_IF(clb_crc32(model + sizeof *h, h->meta_bytes - sizeof *h) != h->meta_crc, COLIBRI_ERR_CHECKSUM);
     clb_parse(model, m);
-    if (!ports(m->ports, h->inputs, h->input_floats) || !ports(m->ports + h->inputs, h->outputs, h->output_floats)) {
-        return COLIBRI_ERR_HEADER;
-    }
+    REFUSE_IF(!ports(m->ports, h->inputs, h->input_floats) ||
+              !ports(m->ports + h->inputs, h->outputs, h->output_floats), COLIBRI_ERR_HEADER);
     for (uint32_t n = 0; n < h->tensors; ++n) {
         const clb_tensor *t = &m->tensors[n];
-        if (t->scope >= CLB_SCOPE_COUNT ||
-            (t->scope == CLB_SCOPE_SHARED && !tensor_fits(t, h->meta_bytes, h->shared_bytes))) {
-            return COLIBRI_ERR_TENSOR;
-        }
+        REFUSE_IF(t->scope >= CLB_SCOPE_COUNT ||
+                  (t->scope == CLB_SCOPE_SHARED && !tensor_fits(t, h->meta_bytes, h->shared_bytes)), COLIBRI_ERR_TENSOR);
     }
     uint32_t first = 0;
     for (uint32_t n = 0; n < h->layers; ++n) {
-        if (!layer_fits(h, &m->layers[n], first)) {
-            return COLIBRI_ERR_ROUTING;
-        }
+        REFUSE_IF(!layer_fits(h, &m->layers[n], first), COLIBRI_ERR_ROUTING);
         for (uint32_t e = 0; e < m->layers[n].experts; ++e) {
-            if (!expert_fits(h, &m->experts[first + e], n)) {
-                return COLIBRI_ERR_EXPERT;
-            }
+            REFUSE_IF(!expert_fits(h, &m->experts[first + e], n), COLIBRI_ERR_EXPERT);
         }
         first += m->layers[n].experts;
     }
     uint64_t choices;
-    if (first != h->experts) {
-        return COLIBRI_ERR_EXPERT;
-    }
-    if (!program_fits(m, &choices)) {
-        return COLIBRI_ERR_PROGRAM;
-    }
+    REFUSE_IF(first != h->experts, COLIBRI_ERR_EXPERT);
+    REFUSE_IF(!program_fits(m, &choices), COLIBRI_ERR_PROGRAM);
     return certificate_fits(m, choices) ? COLIBRI_OK : COLIBRI_ERR_HEADER;
 }

@@ -115,8 +115,8 @@ typedef struct {
 
 static void *memory(size_t count, size_t size, size_t align)
 {
-    void *found = size != 0 && count > (SIZE_MAX - align) / size ? NULL
-                                                                 : aligned_alloc(align, (count * size + align) / align * align);
+    const int possible = size == 0 || count <= (SIZE_MAX - align) / size;
+    void *found = possible ? aligned_alloc(align, (count * size + align) / align * align) : NULL;
     if (found == NULL) {
         fail(1, "there is not enough memory for %zu times %zu bytes", count, size);
     }

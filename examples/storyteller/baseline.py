@@ -13,7 +13,7 @@ import corpus
 import numpy as np
 from numpy.typing import NDArray
 
-LONGEST = 6  # bytes of an n-gram: five of context and the one predicted
+LONGEST = 8  # bytes of an n-gram: seven of context and the one predicted
 Codes = NDArray[np.uint64]
 
 

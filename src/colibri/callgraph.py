@@ -24,6 +24,7 @@ INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "routing": ((), ("unary",)),
     "sequence": ((), ("panel", "unary")),
+    "forward": ((), tuple(f"clb_{op}" for op in ("embed", "rope", "cache", "attention", "delay"))),
     "moe": ((), ("mix", "compare_routes", "run_expert", "clb_route")),
 }
 """What a call through a pointer can reach, by the file that makes it: tables in that file, and functions by name. The

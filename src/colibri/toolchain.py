@@ -179,7 +179,7 @@ def build(
     if stacks:
         graphs = (path for path in output.glob("*.ci") if path.name not in (*_NO_STACK_FRAMES, "model.ci"))
         texts = open_package(export_directory).header["context_tokens"] > 0
-        stack = _stack(graphs, "colibri", never=() if texts else ("clb_run_sequence",))
+        stack = _stack(graphs, "colibri", never=() if texts else ("clb_attention",))
     rodata = found.bytes_of(".rodata", ".data.rel.ro")
     return Built(archive, shared, model, found.bytes_of(".text"), rodata, stack=stack)
 

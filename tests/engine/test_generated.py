@@ -81,5 +81,5 @@ def test_only_what_the_model_uses_is_linked(gcc_build: Build, tmp_path: Path) ->
     assert {"colibri_forward", "product_f32"} <= found
     unused = {"clb_validate", "clb_softmax", "clb_layernorm", "clb_reduce", "product_q_i8", "product_q_i4", "quantize",
               "residual", "product_f16", "clb_kernels_avx2", "clb_kernels_at", "attend",
-              "clb_run_sequence"}  # fmt: skip
+              "clb_attention"}  # fmt: skip
     assert not found & unused

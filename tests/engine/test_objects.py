@@ -122,7 +122,7 @@ def test_worst_case_stack_is_bounded(calls: size.CallGraph, gcc_build: Build) ->
 
 
 def test_attention_alone_needs_more_stack_than_other_models(calls: size.CallGraph) -> None:
-    others = {name: called - {"clb_run_sequence"} for name, called in calls.calls.items()}
+    others = {name: called - {"clb_attention"} for name, called in calls.calls.items()}
     without = size.CallGraph(calls.frames, calls.dynamic, others)
     assert without.worst("colibri_forward")[0] <= STACK_WITHOUT_ATTENTION < calls.worst("colibri_forward")[0]
 

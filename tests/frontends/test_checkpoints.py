@@ -17,8 +17,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import colibri
+from colibri.context_length import set_context
 from colibri.errors import ExportError
-from colibri.exporter import build
+from colibri.exporter import build, export_lm
 from colibri.frontends.language_families import ADAPTERS, MISSING
 from colibri.frontends.language_models import load_checkpoint
 from colibri.frontends.language_settings import NEUTRAL, ROPE, Adapter
@@ -283,6 +285,37 @@ def test_the_context_is_the_model_s_but_at_most_4096(tmp_path: Path) -> None:
     assert {n.attrs["cache"] for n in load_checkpoint(tmp_path, cache="fp16").nodes if n.op == "attention"} == {"fp16"}
     refuses(tmp_path, "cache", cache="int3")
     refuses(tmp_path, "context", context=0)
+
+
+def test_tables_let_a_context_grow_as_far_as_its_angles_hold() -> None:
+    scaling = {"factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    for said, context, rows in (
+        ({}, 16, 64),
+        ({"rope_type": "yarn", "factor": 2.0}, 16, 64),
+        ({"rope_type": "dynamic", "factor": 2.0}, 16, 50),  # max_position_embeddings
+        ({"rope_type": "dynamic", "factor": 2.0}, 60, 60),
+        ({"rope_type": "longrope", **scaling}, 16, 30),  # original_max_position_embeddings
+        ({"rope_type": "longrope", **scaling}, 40, 64),
+    ):
+        config = {"rope_parameters": said, "original_max_position_embeddings": 30}
+        short, long = (
+            rotary_of(config, c, theta=100.0, longest=50, positions=64).table(8) for c in (context, max(rows, context))
+        )
+        assert len(short) == rows, said
+        assert short.tobytes() == long[:rows].tobytes(), said
+
+
+def test_a_window_wider_than_the_context_comes_into_view_when_that_grows(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    make("mixtral", source, {"sliding_window": 20, "max_position_embeddings": 64})
+    for name, context in (("short", 16), ("long", 64)):
+        export_lm(load_checkpoint(source, context), tmp_path / name, dtype="fp32", workers=1)
+    set_context(tmp_path / "short", 64)
+    short, long = (colibri.load(tmp_path / name) for name in ("short", "long"))
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, (64, 1))
+    assert short(ids).tobytes() == long(ids).tobytes()
+    assert short.context_bytes == long.context_bytes
 
 
 def test_latent_attention_caches_what_is_compressed(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def _calls(ops: Sequence[Op], numbers: Iterable[int], samples: str, indent: str,
             m = op.layer
             call = f"clb_run_moe(&layers[{m}], &ops[{n}], routers[{m}], run_expert_{m}, {samples}, frame);"
         elif op.code in _SEQUENCE:
-            call = f"clb_run_sequence(&ops[{n}], {samples}, frame);"
+            call = f"clb_{op.code}(&ops[{n}], {samples}, frame);"
         elif op.code in ("linear", "linear_q"):
             call = f"clb_run_linear(&ops[{n}], {first}, {samples}, frame);"
         else:
