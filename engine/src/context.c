@@ -49,24 +49,24 @@ void colibri_forward(colibri_context_t *ctx, const float *input, float *output, 
         return;
     }
     const clb_header *header = (const clb_header *)(const void *)ctx->model;
-    const uint32_t samples = (uint32_t)batch_size, tokens = header->context_tokens;
+    const uint32_t samples = (uint32_t)batch_size, tokens = CLB_USED_TEXT ? header->context_tokens : 0;
     const int part = ctx->tail > 0 && ctx->tail < batch_size; /* of the output */
     ctx->status = input == NULL || output == NULL                                        ? COLIBRI_ERR_NULL
                   : batch_size < 1 || batch_size > ctx->max_batch                        ? COLIBRI_ERR_BATCH
-                  : part && header->tail_op == header->main_ops                          ? COLIBRI_ERR_BATCH
+                  : part && (!CLB_USED_TEXT || header->tail_op == header->main_ops)      ? COLIBRI_ERR_BATCH
                   : tokens != 0 && (ctx->position > tokens || samples > tokens - ctx->position) ? COLIBRI_ERR_CONTEXT
                                                                                          : COLIBRI_OK;
     if (ctx->status != COLIBRI_OK) {
         return;
     }
-    const uint32_t tail = part ? samples - (uint32_t)ctx->tail : 0;
-    const size_t floats = (size_t)(samples - tail) * ctx->output_size;
+    const uint32_t tail = CLB_USED_TEXT && part ? samples - (uint32_t)ctx->tail : 0;
     /* Nothing before the tail is written to the output, which begins with the tail's first row. */
     float *const rows = (float *)((uintptr_t)output - (uintptr_t)tail * ctx->output_size * sizeof(float));
     clb_frame frame = {.weights = ctx->model, .arena = (uint8_t *)ctx, .input = input, .output = rows, .ctx = ctx,
-                       .tail = tail, .position = ctx->position};
+                       .tail = tail, .position = CLB_USED_TEXT ? ctx->position : 0};
     clb_run_program(samples, &frame);
     ctx->position += tokens != 0 ? samples : 0;
+    const size_t floats = (size_t)(samples - tail) * ctx->output_size;
     for (size_t i = 0; i < floats; ++i) {
         output[i] = output[i] == output[i] ? output[i] : clb_nan();
     }

@@ -42,6 +42,7 @@
 #define CLB_USED_PRODUCTS (~0ull)
 #define CLB_USED_PRODUCTS_Q (~0ull)
 #define CLB_USED_RESIDUAL 1
+#define CLB_USED_TEXT 1 /* a context, and with it perhaps a tail */
 #endif
 #define USED(which, number) (CLB_USED_##which >> (number) & 1)
 
@@ -127,10 +128,10 @@ typedef struct {
     const float *bias; /* NULL: none */
     const uint8_t *residual; /* NULL: none */
     uint32_t layout, cols, outputs, entries; /* entries: of the residual */
-    int quantized; /* its rows are records */
-    int scaled;    /* blocks begin with a scale for each row */
-    int from_bias; /* sums start from the bias; the integer formats add it to the scaled sum */
-    int adds;      /* sums start from what its outputs hold */
+    _Bool quantized; /* its rows are records */
+    _Bool scaled;    /* blocks begin with a scale for each row */
+    _Bool from_bias; /* sums start from the bias; the integer formats add it to the scaled sum */
+    _Bool adds;      /* sums start from what its outputs hold */
 } clb_matrix;
 
 /* What one instruction set provides; every table gives the same bits. */

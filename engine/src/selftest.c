@@ -42,7 +42,7 @@ int colibri_selftest(colibri_context_t *ctx, float *output)
     colibri_route_hook *const hook = ctx->on_route;
     void *const user = ctx->user;
     int result = header->golden_rows > 0 ? COLIBRI_OK : COLIBRI_ERR_SELFTEST;
-    ctx->position = 0; /* of a language model the rows are the tokens of one text */
+    ctx->position = CLB_USED_TEXT ? 0 : ctx->position; /* of a language model the rows are the tokens of one text */
     for (uint32_t n = 0; n < header->golden_rows && result == COLIBRI_OK; ++n) {
         const uint8_t *row = ctx->model + header->golden_offset + (size_t)n * header->golden_bytes;
         const clb_golden *golden = (const clb_golden *)(const void *)row;
@@ -57,7 +57,7 @@ int colibri_selftest(colibri_context_t *ctx, float *output)
             result = COLIBRI_ERR_SELFTEST;
         }
     }
-    ctx->position = 0;
+    ctx->position = CLB_USED_TEXT ? 0 : ctx->position;
     ctx->on_route = hook;
     ctx->user = user;
     return result;

@@ -13,11 +13,12 @@ import pytest
 from colibri import exporter, spec, toolchain
 from colibri.graph import Graph, Router
 from tests.cross.targets import MACHINES, Machine
-from tests.engine.conftest import GRAPHS, example
+from tests.engine.conftest import GRAPHS, TEXTS, example
 from tests.graphs import FORMATS, expert, linear
 from tools import size
 
 HERE = Path(__file__).parent
+TEXT = 75  # tokens of a certificate: over a page of the cache, a window, a delay
 FLAGS = ["-std=gnu11", "-O2", *toolchain.source_flags()]
 E = {name: code for code, (name, _) in enumerate(spec.ERRORS)}
 
@@ -47,9 +48,10 @@ def _denormal() -> exporter.Export:
 
 @functools.cache
 def exports() -> dict[str, exporter.Export]:
-    """Every small model, one wide one in each format, and one of denormals."""
+    """Every small model, one wide one in each format, one of denormals, and texts longer than a page and a window."""
     wide = {f"wide_{fmt.replace(' ', '_').replace('-', '_')}": _wide(fmt) for fmt in FORMATS}
-    return {name: example(name, 64) for name in GRAPHS} | wide | {"denormal": _denormal()}
+    texts = {name: example(name, 64, golden_rows=TEXT) for name in TEXTS}
+    return {name: example(name, 64) for name in GRAPHS} | wide | {"denormal": _denormal()} | texts
 
 
 def images() -> dict[str, bytes]:

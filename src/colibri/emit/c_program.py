@@ -33,6 +33,7 @@ def text(program: Program, package: Package, experts: Sequence[str]) -> str:
     lines = [
         *(f"#define CLB_USED_{name} {sum(1 << n for n in used):#x}ull" for name, used in _used(package)),
         f"#define CLB_USED_RESIDUAL {int(any(op.w2 for op in ops))}",
+        f"#define CLB_USED_TEXT {int(program.context_tokens > 0)}",
         *(["#define CLB_FOLDED"] if len(ops) <= _FOLDED and _tile(program) == 1 else []),
         f"#define CLB_TILE {_tile(program)}u", '#include "generated.h"', "",
     ]  # fmt: skip
