@@ -24,11 +24,10 @@ VENV = FILES / "peers"
 PYTHON = VENV / "bin" / "python"
 SO_FAR, PUBLISHED = FILES / "results.json", HERE.parent / "results-language.json"
 QUIET = 0.5  # load average above which other work runs beside
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # NumPy's; models have threads of their own
 # gcc 12 does not know that ldtilecfg reads memory and drops the stores before it: the peer's AMX kernels would die.
 _KEEP_STORES = "-fno-tree-dse -fno-dse"
 _PEER_FLAGS = f"-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF '-DCMAKE_CXX_FLAGS={_KEEP_STORES}'"
-_SUFFIXES = (".bin", ".gguf", ".partial")
+_SUFFIXES = (".bin", ".gguf", ".partial", ".journal")
 
 
 def enter() -> None:
@@ -45,7 +44,7 @@ def enter() -> None:
             subprocess.run([*pip, *wanted], env=native, check=True)
         stamp.write_text(_digest())
     if Path(sys.prefix).resolve() != VENV:
-        os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's; models have threads of their own
         os.execv(PYTHON, [str(PYTHON), *sys.argv])
 
 

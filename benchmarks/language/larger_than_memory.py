@@ -24,7 +24,7 @@ from synthetic import DISK, exported
 CONTEXT = 1024
 THREADS = 2
 WAYS = {"faults": 0, "announced, 1 thread": 1, "announced, 2 threads": 2}
-LIMITS = {"qwen3-30b": (12_000, 8_000, 6_000), "qwen3-2": (600,)}  # MB; beside them everything the machine has
+LIMITS = {"qwen3-30b": (12_000, 8_000), "qwen3-2": (600,)}  # MB; beside them everything the machine has
 
 
 def main() -> None:
@@ -32,10 +32,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two layers")
     parser.add_argument("--export", action="store_true", help="export the model where it is missing")
-    parser.add_argument("--limits", nargs="+", type=int, metavar="MB", help="of memory; by default 12000 8000 6000")
-    parser.add_argument("--fill", type=int, help="tokens before those that count (64)")
-    parser.add_argument("--tokens", type=int, help="tokens that count (64)")
-    parser.add_argument("--rounds", type=int, help="3")
+    parser.add_argument("--limits", nargs="+", type=int, metavar="MB", help="of memory; by default 12000 8000")
+    parser.add_argument("--fill", type=int, help="tokens before those that count (32)")
+    parser.add_argument("--tokens", type=int, help="tokens that count (24)")
+    parser.add_argument("--rounds", type=int, help="2")
     parser.add_argument("--disk", type=float, default=DISK, help="GB of models at a time; the oldest are deleted")
     parser.add_argument("--loaded", action="store_true", help="measure although other work runs beside")
     parser.add_argument("--publish", action="store_true", help="write docs/language-performance.md")
@@ -47,9 +47,9 @@ def main() -> None:
         raise SystemExit(f"{path.name} is missing: export it with --export")
     exported(shape, "int4", "fp16", CONTEXT, disk=args.disk)
     require_quiet(args.loaded)
-    few = 8 if args.quick else 64
-    save("larger", measure(shape, path, args.limits or LIMITS[shape], args.fill or few, args.tokens or few,
-                           args.rounds or (1 if args.quick else 3)))  # fmt: skip
+    fill, tokens, rounds = (8, 8, 1) if args.quick else (32, 24, 2)
+    chosen = (args.fill or fill, args.tokens or tokens, args.rounds or rounds)
+    save("larger", measure(shape, path, args.limits or LIMITS[shape], *chosen))
     from run import publish
 
     print(publish(args.publish))

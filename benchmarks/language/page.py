@@ -59,6 +59,10 @@ def _memory_error(contest: Data) -> tuple[float, int]:
     return memory["resident"] / due - 1, due
 
 
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
 def _prefills(contest: Data) -> list[int]:
     return sorted(map(int, contest["macs"]))
 
@@ -105,7 +109,7 @@ def _goals(speed: Data) -> str:
             _, share = _read_share(contest, mine, 0)
             goal = _DECODE[kind]
             add(
-                f"{kind}: decode, {threads} threads, of the reading rate",
+                f"{kind}: decode, {_threads(threads)}, of the reading rate",
                 f"≥ {goal:.0%}",
                 percent(share),
                 share >= goal,
@@ -113,7 +117,7 @@ def _goals(speed: Data) -> str:
         for threads, mine, _ in _pairs(contest):
             for tokens in _prefills(contest):
                 _, share = _peak_share(contest, mine, tokens)
-                add(f"{kind}: prefill of {tokens}, {threads} threads, of the int8 peak", f"≥ {_PREFILL:.0%}",
+                add(f"{kind}: prefill of {tokens}, {_threads(threads)}, of the int8 peak", f"≥ {_PREFILL:.0%}",
                     percent(share), share >= _PREFILL)  # fmt: skip
         ratio = _start_ratio(contest, "process")
         add(f"{kind}: time to the first token ÷ llama.cpp's", "≤ 1/3", f"{ratio:.2f}", ratio <= _START)
@@ -282,7 +286,8 @@ The storyteller (`examples/storyteller`), {quality["tokens"]:,} tokens of its va
   matrix quantised (rows of 48 filled up to 64), computed in float32 by Colibri: what the format alone costs.
 - Bytes are those of the tensors, one copy of embedding and output, which are the same in this model; bits a weight
   count everything.
-- Q4_K has blocks of 256 and this model rows of 160: llama.cpp stores it as {quality.get("q4_k", "another format")}.
+- Q4_K has blocks of 256 and this model rows of 160: llama.cpp would store Q5_0 instead. *Q4_K in blocks* is by its
+  quantiser, blocks going on from row to row.
 
 ```sh
 python benchmarks/language/quality.py --publish

@@ -71,8 +71,9 @@ class Process:
 
 
 def environment() -> dict[str, str]:
-    """Of a process: NumPy's threads are of no use and in the way."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    """Of a process: what would bind or limit the peer's threads is left out, NumPy's own are of no use."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    return {**kept, "OPENBLAS_NUM_THREADS": "1"}
 
 
 def probe(samples: int = 5) -> list[dict[str, Any]]:

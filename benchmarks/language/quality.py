@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from engines import LlamaCpp
@@ -33,9 +34,9 @@ OURS: dict[str, dict[str, Any]] = {
     "int4 with E, 1 %": {"dtype": "int4", "share": 0.01},
     "int4 with E, 5 %": {"dtype": "int4", "share": 0.05},
 }
-THEIRS = {"F16": 1, "Q8_0": 7, "Q5_1": 9, "Q5_0": 8, "Q4_1": 3, "Q4_0": 2, "Q4_K": 14}  # enum llama_ftype
-BLOCKS = ("Q8_0", "Q5_0", "Q4_1", "Q4_0")
-_BLOCK = 32
+THEIRS = {"F16": 1, "Q8_0": 7, "Q5_1": 9, "Q5_0": 8, "Q4_1": 3, "Q4_0": 2}  # enum llama_ftype
+BLOCKS = ("Q8_0", "Q5_0", "Q4_1", "Q4_0", "Q4_K")
+_BLOCK, _SUPER = 32, 256  # weights that share a scale; of K formats, blocks whose scales share one
 
 
 def main() -> None:
@@ -94,10 +95,10 @@ def measure(tokens: int) -> dict[str, Any]:
     _ours(judge, "fp32", weights, dtype="fp32")
     for name, options in OURS.items():
         _ours(judge, name, weights, **options)
-    note = _theirs(judge, weights)
+    _theirs(judge, weights)
     for kind in BLOCKS:
         _ours(judge, f"{kind} in blocks", weights, size=_in_blocks(kind), rounded=kind, dtype="fp32")
-    return {"tokens": tokens, "context": CONTEXT, "rows": judge.rows, "q4_k": note}
+    return {"tokens": tokens, "context": CONTEXT, "rows": judge.rows}
 
 
 def _ours(
@@ -121,7 +122,7 @@ def _ours(
             yield model.logits(piece)
 
     held = int(package.header["shared_bytes"]) + sum(int(e["bytes"]) for e in package.experts)
-    judge.add(name, "gguf" if rounded else "Colibri", logits(), size or held, weights)
+    judge.add(name, "Colibri" if not rounded else "gguf", logits(), size or held, weights)
     path.unlink()
 
 
@@ -138,7 +139,13 @@ def _round(graph: Any, kind: str) -> None:
     def through(x: Any) -> Any:
         padded = np.zeros((x.shape[0], -(-x.shape[1] // _BLOCK) * _BLOCK), np.float32)
         padded[:, : x.shape[1]] = x
-        back = gguf.quants.dequantize(gguf.quants.quantize(padded, of), of).reshape(padded.shape)
+        flat = padded.reshape(-1)
+        if kind == "Q4_K":  # its blocks of 256 go on from row to row
+            flat = np.pad(flat, (0, -len(flat) % _SUPER))
+            packed = _by_ggml(flat.reshape(-1, _SUPER), of)
+        else:
+            packed = gguf.quants.quantize(flat.reshape(-1, _BLOCK), of)
+        back = gguf.quants.dequantize(packed, of).reshape(-1)[: padded.size].reshape(padded.shape)
         return np.ascontiguousarray(back[:, : x.shape[1]], np.float32)
 
     routed = {node.inputs[1] for node in graph.moe_nodes()}
@@ -150,12 +157,31 @@ def _round(graph: Any, kind: str) -> None:
                 part.constants[name] = Deferred(value.shape, np.ndarray, lambda value=value: through(value.load()))
 
 
-def _theirs(judge: Judge, weights: int) -> str:
-    """The peer's rows; what it stores Q4_K as."""
+def _by_ggml(rows: Any, kind: Any) -> Any:
+    """The bytes of rows of one block each, by the peer's own quantiser: the gguf package has none for K formats."""
+    import ctypes
+
     import gguf
+    import llama_cpp
+    import numpy as np
+
+    library = ctypes.CDLL(str(Path(llama_cpp.__file__).parent / "lib" / "libggml-base.so"))
+    library.ggml_quantize_chunk.restype = ctypes.c_size_t
+    packed = np.empty((len(rows), gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
+    source = np.ascontiguousarray(rows, np.float32)
+    at = [ctypes.c_void_p(x.ctypes.data) for x in (source, packed)]
+    sizes = [ctypes.c_int64(n) for n in (0, len(rows), rows.shape[1])]
+    done = library.ggml_quantize_chunk(ctypes.c_int(int(kind)), *at, *sizes, ctypes.c_void_p(0))
+    if done != packed.size:
+        raise SystemExit(f"ggml_quantize_chunk wrote {done} bytes, not {packed.size}")
+    return packed
+
+
+def _theirs(judge: Judge, weights: int) -> None:
+    """The peer's rows, but Q4_K: its blocks of 256 do not fit rows of 160, and the peer takes Q5_0 instead."""
     from llama_cpp import llama_cpp as c
 
-    whole, path, stored = FILES / "storyteller-f32.gguf", FILES / "storyteller.gguf", ""
+    whole, path = FILES / "storyteller-f32.gguf", FILES / "storyteller.gguf"
     from_checkpoint(CHECKPOINT, whole)
     engine = LlamaCpp()
     engine.imports()
@@ -166,16 +192,12 @@ def _theirs(judge: Judge, weights: int) -> str:
         if c.llama_model_quantize(str(whole).encode(), str(path).encode(), options):
             print(f"  {kind}: llama.cpp refuses", flush=True)
             continue
-        if kind == "Q4_K":
-            kinds = {t.tensor_type.name for t in gguf.GGUFReader(path).tensors if len(t.shape) > 1}
-            stored = ", ".join(sorted(kinds))
         size = sum(n for name, n in tensor_bytes(path).items() if name != "output.weight")
         engine.load(path, 2, CONTEXT, "fp32")
         judge.add(kind, "llama.cpp", (engine.all_logits(piece) for piece in judge.pieces), size, weights)
         engine.free()
         path.unlink()
     whole.unlink()
-    return stored
 
 
 def _weights() -> int:
@@ -194,7 +216,8 @@ def _in_blocks(kind: str) -> int:
     total = 0
     for name, t in Checkpoint(CHECKPOINT).tensors.items():
         plain = len(t.shape) == 1 or name.endswith("mlp.gate.weight")
-        total += 4 * math.prod(t.shape) if plain else t.shape[0] * -(-t.shape[1] // per_block) * size
+        padded = 0 if plain else t.shape[0] * -(-t.shape[1] // _BLOCK) * _BLOCK
+        total += 4 * math.prod(t.shape) if plain else -(-padded // per_block) * size
     return total
 
 

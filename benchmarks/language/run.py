@@ -70,7 +70,7 @@ def publish(really: bool) -> Path:
 
 def measure(args: argparse.Namespace) -> None:
     """All contests, saved as they come."""
-    rounds = args.rounds or (2 if args.quick else 5)
+    rounds, turns = args.rounds or (2 if args.quick else 5), 1 if args.quick else 2
     busy, begin = Busy(), time.monotonic()
     data: dict[str, Any] = {"machine": _machine(), "shape": args.shape, "rounds": rounds, "contests": [], "far": []}
     for number, (dtype, kind) in enumerate(CONTESTS):
@@ -79,7 +79,7 @@ def measure(args: argparse.Namespace) -> None:
         sides = _files(args.shape, dtype, kind, "fp16", args.disk)
         data["contests"].append(contest(args.shape, sides, args.threads, rounds))
         if not args.no_far:
-            data["far"].append(far(sides, max(args.threads), args.shape))
+            data["far"].append(far(sides, max(args.threads), turns))
             if number == 0 or CONTESTS[number - 1][0] != dtype:  # once for each of ours
                 data["far"].append(
                     far(_files(args.shape, dtype, kind, "int8", args.disk), max(args.threads), args.shape)
@@ -175,13 +175,13 @@ def _starts(sides: Sides, rounds: int) -> list[dict[str, Any]]:
     return found
 
 
-def far(sides: Sides, threads: int, shape: str) -> dict[str, Any]:
-    """Decoding near the beginning and far from it: one text for each figure, two for each engine."""
+def far(sides: Sides, threads: int, turns: int) -> dict[str, Any]:
+    """Decoding near the beginning and far from it: `turns` texts for each figure."""
     cells = []
     for side in sides:
         process = Process(side, threads)
         near, distant = [], []
-        for turn in range(2):
+        for turn in range(turns):
             near += process.ask("decode", at=NEAR, count=DECODE, seed=turn)["ns"]
             distant += process.ask("decode", at=FAR, count=DECODE, seed=turn)["ns"]
         process.stop()
@@ -189,7 +189,7 @@ def far(sides: Sides, threads: int, shape: str) -> dict[str, Any]:
                       "near": statistics.median(near) / 1e9, "far": statistics.median(distant) / 1e9})  # fmt: skip
         print(f"  {side.engine} {side.kind}, cache {side.cache}: {cells[-1]['near'] * 1e3:.1f} ms at {NEAR}, "
               f"{cells[-1]['far'] * 1e3:.1f} ms at {FAR}", flush=True)  # fmt: skip
-    return {"threads": threads, "shape": shape, "cells": cells}
+    return {"threads": threads, "cells": cells}
 
 
 if __name__ == "__main__":
