@@ -45,11 +45,12 @@ def main() -> None:
     path = FILES / f"{shape}-int4-fp16-{CONTEXT}.bin"
     if not path.exists() and not args.export:
         raise SystemExit(f"{path.name} is missing: export it with --export")
-    exported(shape, "int4", "fp16", CONTEXT, disk=args.disk)
     require_quiet(args.loaded)
+    load = os.getloadavg()[0]
+    exported(shape, "int4", "fp16", CONTEXT, disk=args.disk)
     fill, tokens, rounds = (8, 8, 1) if args.quick else (32, 24, 2)
     chosen = (args.fill or fill, args.tokens or tokens, args.rounds or rounds)
-    save("larger", measure(shape, path, args.limits or LIMITS[shape], *chosen))
+    save("larger", {**measure(shape, path, args.limits or LIMITS[shape], *chosen), "load": load})
     from run import publish
 
     print(publish(args.publish))
@@ -57,7 +58,7 @@ def main() -> None:
 
 def measure(shape: str, path: Path, limits: tuple[int, ...], fill: int, tokens: int, rounds: int) -> dict[str, Any]:
     """Every limit and way in turn."""
-    driver, load, rows, digests = _driver(), os.getloadavg()[0], [], set()
+    driver, rows, digests = _driver(), [], set()
     for megabytes in (None, *limits):
         found: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
         for _ in range(rounds):
@@ -78,7 +79,7 @@ def measure(shape: str, path: Path, limits: tuple[int, ...], fill: int, tokens: 
         raise SystemExit("ways of reading gave different bits")
     name = "Two layers of Qwen3-30B-A3B's shape" if shape.endswith("-2") else "Qwen3-30B-A3B's shape"
     return {"shape": name, "bytes": path.stat().st_size, "threads": THREADS, "tokens": tokens, "fill": fill,
-            "rounds": rounds, "load": load, "rows": rows}  # fmt: skip
+            "rounds": rounds, "rows": rows}  # fmt: skip
 
 
 def _driver() -> Path:
