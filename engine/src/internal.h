@@ -191,10 +191,6 @@ CLB_WALK const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number);
 CLB_WALK const float *clb_locate(const clb_operand *v, const clb_frame *frame, const float *constant, size_t sample,
                                  size_t row);
 
-/* Tasks 0 to below `count`, over the caller's threads where there are some and it is worth it. */
-CLB_WALK void clb_spread(const colibri_context_t *ctx, int worth, void (*task)(void *arg, uint32_t index), void *arg,
-                         uint32_t count);
-
 /* Let a product compute what takes less time than the tile's rows alone. */
 CLB_WALK void clb_pad_tile(clb_tile *tile);
 
@@ -245,14 +241,21 @@ CLB_WALK clb_kernel clb_quantize, clb_map, clb_softmax, clb_norm, clb_reduce;
 CLB_INTERNAL float clb_lane_sum(const float *x, size_t stride, size_t n);
 CLB_INTERNAL float clb_lane_tree(const float lanes[CLB_LANES]);
 
-static inline uint32_t clb_min(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
+static inline uint32_t clb_min(uint32_t a, uint32_t b) { return a < b ? a : b; }
+static inline uint32_t clb_ceil(uint32_t n, uint32_t by) { return n / by + (n % by != 0); }
 
-static inline uint32_t clb_ceil(uint32_t n, uint32_t by)
+/* Tasks 0 to below `count`, over the caller's threads where that is worth it. */
+static inline __attribute__((always_inline)) void clb_spread(const colibri_context_t *ctx, int worth,
+                                                             void (*task)(void *arg, uint32_t index), void *arg,
+                                                             uint32_t count)
 {
-    return n / by + (n % by != 0);
+    if (worth && count > 1) {
+        ctx->parallel(ctx->parallel_user, task, arg, count);
+        return;
+    }
+    for (uint32_t i = 0; i < count; ++i) {
+        task(arg, i);
+    }
 }
 
 static inline uint32_t clb_rows(const clb_tile *tile)

@@ -65,18 +65,6 @@ CLB_WALK void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame 
     clb_pad_tile(tile);
 }
 
-CLB_WALK void clb_spread(const colibri_context_t *ctx, int worth, void (*task)(void *arg, uint32_t index), void *arg,
-                         uint32_t count)
-{
-    if (worth && count > 1) {
-        ctx->parallel(ctx->parallel_user, task, arg, count);
-        return;
-    }
-    for (uint32_t i = 0; i < count; ++i) {
-        task(arg, i);
-    }
-}
-
 typedef struct {
     const clb_op *op;
     const clb_frame *frame;
