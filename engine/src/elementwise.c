@@ -38,29 +38,20 @@ CLB_STATIC_WALK void map_row(const clb_kernels *kernels, const clb_op *op, const
     }
 }
 
-CLB_STATIC_WALK void map(const clb_op *op, const clb_tile *tile, int operands)
+CLB_WALK void clb_map(const clb_op *op, const clb_tile *tile)
 {
+    const int two = op->code == CLB_OP_MAP2;
     for (uint32_t row = 0; row < tile->rows; ++row) {
         for (size_t i = 0; i < op->dims[0]; ++i) {
             for (size_t j = 0; j < op->dims[1]; ++j) {
                 for (size_t k = 0; k < op->dims[2]; ++k) {
                     map_row(tile->kernels, op, tile->a[row] + i * op->sa[0] + j * op->sa[1] + k * op->sa[2],
-                            operands == 1 ? NULL : tile->b[row] + i * op->sb[0] + j * op->sb[1] + k * op->sb[2],
+                            two ? tile->b[row] + i * op->sb[0] + j * op->sb[1] + k * op->sb[2] : NULL,
                             tile->out[row] + i * op->so[0] + j * op->so[1] + k * op->so[2]);
                 }
             }
         }
     }
-}
-
-CLB_WALK void clb_map1(const clb_op *op, const clb_tile *tile)
-{
-    map(op, tile, 1);
-}
-
-CLB_WALK void clb_map2(const clb_op *op, const clb_tile *tile)
-{
-    map(op, tile, 2);
 }
 
 CLB_WALK void clb_quantize(const clb_op *op, const clb_tile *tile)

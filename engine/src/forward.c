@@ -2,8 +2,8 @@
 #include "internal.h"
 
 static clb_kernel *const kernels[CLB_OP_COUNT] = {
-    [CLB_OP_QUANTIZE] = clb_quantize, [CLB_OP_MAP1] = clb_map1,           [CLB_OP_MAP2] = clb_map2,
-    [CLB_OP_SOFTMAX] = clb_softmax,   [CLB_OP_LAYERNORM] = clb_layernorm, [CLB_OP_RMSNORM] = clb_rmsnorm,
+    [CLB_OP_QUANTIZE] = clb_quantize, [CLB_OP_MAP1] = clb_map,       [CLB_OP_MAP2] = clb_map,
+    [CLB_OP_SOFTMAX] = clb_softmax,   [CLB_OP_LAYERNORM] = clb_norm, [CLB_OP_RMSNORM] = clb_norm,
     [CLB_OP_REDUCE] = clb_reduce,
 };
 static clb_sequence *const sequence[CLB_OP_COUNT] = {

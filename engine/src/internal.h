@@ -63,6 +63,13 @@
 #define CLB_WIDTH (CLB_PANEL * CLB_LANES) /* its outputs */
 #define CLB_SCALAR (CLB_PANEL == 1u)      /* loops over lanes gain nothing, and a call to memcpy costs */
 
+#define RETURN_IF(condition, result)                                                                                   \
+    do {                                                                                                               \
+        if (condition) {                                                                                               \
+            return result;                                                                                             \
+        }                                                                                                              \
+    } while (0)
+
 /* A model whose structure has been proven; every pointer looks into the caller's read-only bytes. */
 typedef struct {
     const uint8_t *bytes;
@@ -141,16 +148,8 @@ typedef struct clb_kernels {
 /* The table that simd/v128.c makes of these compiler flags, if any. */
 #if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
 #define CLB_V128 clb_kernels_neon_dot
-#define CLB_V128_NAME "neon-dot"
-#elif defined(__aarch64__)
-#define CLB_V128 clb_kernels_neon
-#define CLB_V128_NAME "neon"
-#elif defined(__riscv_vector)
-#define CLB_V128 clb_kernels_rvv
-#define CLB_V128_NAME "rvv"
-#elif defined(__wasm_simd128__)
-#define CLB_V128 clb_kernels_wasm
-#define CLB_V128_NAME "wasm"
+#elif defined(__aarch64__) || defined(__riscv_vector) || defined(__wasm_simd128__)
+#define CLB_V128 clb_kernels_v128
 #endif
 
 #if defined(COLIBRI_GENERATED)
@@ -191,6 +190,10 @@ CLB_WALK const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number);
 /* Row `row` of sample `sample` of an operand; `constant` is the tensor it reads where its space is `const`. */
 CLB_WALK const float *clb_locate(const clb_operand *v, const clb_frame *frame, const float *constant, size_t sample,
                                  size_t row);
+
+/* Tasks 0 to below `count`, over the caller's threads where there are some and it is worth it. */
+CLB_WALK void clb_spread(const colibri_context_t *ctx, int worth, void (*task)(void *arg, uint32_t index), void *arg,
+                         uint32_t count);
 
 /* Let a product compute what takes less time than the tile's rows alone. */
 CLB_WALK void clb_pad_tile(clb_tile *tile);
@@ -236,7 +239,7 @@ CLB_WALK clb_sequence clb_embed, clb_rope, clb_cache, clb_attention, clb_delay;
 CLB_INTERNAL uint64_t clb_page_bytes(uint32_t format, uint32_t key, uint32_t value);
 
 /* elementwise.c, reduce.c: the other kernels, indexed by enum clb_op */
-CLB_WALK clb_kernel clb_quantize, clb_map1, clb_map2, clb_softmax, clb_layernorm, clb_rmsnorm, clb_reduce;
+CLB_WALK clb_kernel clb_quantize, clb_map, clb_softmax, clb_norm, clb_reduce;
 
 /* reduce.c: the sum of n floats `stride` apart, in the one order defined for reductions */
 CLB_INTERNAL float clb_lane_sum(const float *x, size_t stride, size_t n);

@@ -69,9 +69,10 @@ CLB_WALK void clb_softmax(const clb_op *op, const clb_tile *tile)
 }
 
 /* y = ((x - mean) · inverse) · gamma + beta, where inverse = 1 / sqrt(mean of squares + eps). */
-CLB_STATIC_WALK void normalize(const clb_op *op, const clb_tile *tile, int centre)
+CLB_WALK void clb_norm(const clb_op *op, const clb_tile *tile)
 {
     const uint32_t n = op->dims[0];
+    const int centre = op->code == CLB_OP_LAYERNORM;
     for (uint32_t row = 0; row < tile->rows; ++row) {
         const float *x = tile->a[row];
         const float mean = centre ? clb_lane_sum(x, 1, n) / (float)n : 0.0f; /* x - 0 is x, bit for bit */
@@ -87,14 +88,4 @@ CLB_STATIC_WALK void normalize(const clb_op *op, const clb_tile *tile, int centr
             tile->out[row][i] = tile->w1 == NULL ? scaled : scaled + tile->w1[i];
         }
     }
-}
-
-CLB_WALK void clb_layernorm(const clb_op *op, const clb_tile *tile)
-{
-    normalize(op, tile, 1);
-}
-
-CLB_WALK void clb_rmsnorm(const clb_op *op, const clb_tile *tile)
-{
-    normalize(op, tile, 0);
 }

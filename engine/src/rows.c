@@ -65,6 +65,18 @@ CLB_WALK void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame 
     clb_pad_tile(tile);
 }
 
+CLB_WALK void clb_spread(const colibri_context_t *ctx, int worth, void (*task)(void *arg, uint32_t index), void *arg,
+                         uint32_t count)
+{
+    if (worth && count > 1) {
+        ctx->parallel(ctx->parallel_user, task, arg, count);
+        return;
+    }
+    for (uint32_t i = 0; i < count; ++i) {
+        task(arg, i);
+    }
+}
+
 typedef struct {
     const clb_op *op;
     const clb_frame *frame;
@@ -99,14 +111,10 @@ CLB_WALK void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t first,
     const uint64_t floats = frame->ctx->parallel == NULL ? 0
                             : (uint64_t)(op->dims[0] | !op->dims[0]) * (op->dims[1] | !op->dims[1]) *
                                   (op->dims[2] | !op->dims[2]) * (op->dims[3] | !op->dims[3]);
-    if (floats <= CLB_LIMIT && all * floats > TASK_FLOATS) {
+    const int spread = floats <= CLB_LIMIT && all * floats > TASK_FLOATS;
+    if (spread) {
         const size_t tiles = (size_t)(TASK_FLOATS / (floats * CLB_TILE));
         task.rows = (tiles != 0 ? tiles : 1) * CLB_TILE;
-        if (all > task.rows) {
-            const size_t tasks = (all + task.rows - 1) / task.rows;
-            frame->ctx->parallel(frame->ctx->parallel_user, run_rows, &task, (uint32_t)tasks);
-            return;
-        }
     }
-    run_rows(&task, 0);
+    clb_spread(frame->ctx, spread, run_rows, &task, spread ? (uint32_t)((all + task.rows - 1) / task.rows) : 1);
 }

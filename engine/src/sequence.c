@@ -6,24 +6,18 @@
  * matrix products. Positions take the pages in turn. */
 #include "internal.h"
 
-enum { PAGE_BLOCKS = CLB_PAGE / CLB_LANES };
+enum { PAGE_BLOCKS = CLB_PAGE / CLB_LANES, CACHE_LAYOUT = CLB_LAYOUT_ROWS8_F32 /* of CLB_CACHE_FP32; the others follow */ };
 
 /* The pages of one operation. */
 typedef struct {
     uint8_t *at;
     uint32_t layout, key, value, heads, pages;
-    size_t key_stride, value_stride, page; /* bytes of a block of 8 keys, of 8 elements of the values, of a page */
+    size_t key_stride, value_stride, values, page; /* bytes of 8 keys, of 8 elements of all values, of the keys, of all */
 } cache;
-
-static uint32_t cache_layout(uint32_t format)
-{
-    return format == CLB_CACHE_FP32 ? CLB_LAYOUT_ROWS8_F32 : format == CLB_CACHE_FP16 ? CLB_LAYOUT_ROWS8_F16
-                                                                                    : CLB_LAYOUT_ROWS8_I8;
-}
 
 CLB_INTERNAL uint64_t clb_page_bytes(uint32_t format, uint32_t key, uint32_t value)
 {
-    const uint32_t layout = cache_layout(format);
+    const uint32_t layout = CACHE_LAYOUT + format;
     return (uint64_t)PAGE_BLOCKS * clb_block_bytes(layout, key) +
            (uint64_t)clb_ceil(value, CLB_LANES) * clb_block_bytes(layout, CLB_PAGE) +
            (format == CLB_CACHE_INT8 ? CLB_PAGE * sizeof(float) : 0);
@@ -31,21 +25,17 @@ CLB_INTERNAL uint64_t clb_page_bytes(uint32_t format, uint32_t key, uint32_t val
 
 CLB_STATIC_WALK cache cache_of(const clb_op *op, const clb_frame *frame)
 {
-    const uint32_t layout = cache_layout(op->func);
+    const uint32_t layout = CACHE_LAYOUT + op->func;
+    const size_t key_stride = (size_t)clb_block_bytes(layout, op->dims[0]);
     return (cache){.at = frame->arena + op->work.offset, .layout = layout, .key = op->dims[0], .value = op->dims[1],
-                   .heads = op->dims[2], .pages = op->dims[3] / CLB_PAGE, .key_stride = (size_t)clb_block_bytes(layout, op->dims[0]),
-                   .value_stride = (size_t)clb_block_bytes(layout, CLB_PAGE),
+                   .heads = op->dims[2], .pages = op->dims[3] / CLB_PAGE, .key_stride = key_stride,
+                   .value_stride = (size_t)clb_block_bytes(layout, CLB_PAGE), .values = PAGE_BLOCKS * key_stride,
                    .page = (size_t)clb_page_bytes(op->func, op->dims[0], op->dims[1])};
 }
 
 static uint8_t *keys_at(const cache *c, uint32_t head, uint32_t page)
 {
     return c->at + ((size_t)head * c->pages + page % c->pages) * c->page;
-}
-
-static uint8_t *values_at(const cache *c, uint8_t *page)
-{
-    return page + PAGE_BLOCKS * c->key_stride;
 }
 
 /* The scales of a page's values, a number a position: int8 only. */
@@ -92,7 +82,7 @@ CLB_WALK void clb_cache(const clb_op *op, uint32_t samples, const clb_frame *fra
             float *scales = (float *)(void *)(page + slot / CLB_LANES * c.key_stride);
             keep(c.layout, page, c.key_stride, slot, 0, clb_locate(&op->a, frame, NULL, s, head), c.key,
                  scales + slot % CLB_LANES);
-            keep(c.layout, values_at(&c, page), c.value_stride, slot, 1, clb_locate(&op->b, frame, NULL, s, head), c.value,
+            keep(c.layout, page + c.values, c.value_stride, slot, 1, clb_locate(&op->b, frame, NULL, s, head), c.value,
                  scales_at(&c, page) + slot);
         }
     }
@@ -183,7 +173,7 @@ CLB_STATIC_WALK void look(const attention *t, query *rows, uint32_t n, uint32_t 
         tile.a[i] = weights[i];
         tile.out[i] = rows[i].out;
     }
-    m = (clb_matrix){.blocks = values_at(c, keys), .stride = c->value_stride, .layout = c->layout, .cols = count,
+    m = (clb_matrix){.blocks = keys + c->values, .stride = c->value_stride, .layout = c->layout, .cols = count,
                      .outputs = c->value, .adds = 1};
     panels(kernels, &m, &tile);
 }
@@ -231,13 +221,7 @@ CLB_WALK void clb_attention(const clb_op *op, uint32_t samples, const clb_frame 
                    .sinks = (const float *)(const void *)clb_tensor_at(frame, op->w0),
                    .tiles = clb_ceil(samples * group, CLB_TILE)};
     const uint64_t macs = (uint64_t)samples * op->rows * (frame->position + samples) * (t.c.key + t.c.value);
-    if (frame->ctx->parallel != NULL && macs >= SPREAD_MACS && t.c.heads * t.tiles > 1) {
-        frame->ctx->parallel(frame->ctx->parallel_user, attend, &t, t.c.heads * t.tiles);
-        return;
-    }
-    for (uint32_t i = 0; i < t.c.heads * t.tiles; ++i) {
-        attend(&t, i);
-    }
+    clb_spread(frame->ctx, frame->ctx->parallel != NULL && macs >= SPREAD_MACS, attend, &t, t.c.heads * t.tiles);
 }
 
 /* Element (lane, col) of 8 rows of a matrix, as the number it stands for. */

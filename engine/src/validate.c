@@ -2,38 +2,31 @@
  * enumeration, and that no operation can reach outside its memory. Trusts nothing but the bytes it has been given. */
 #include "internal.h"
 
-#define REFUSE_IF(condition, result)                                                                                   \
-    do {                                                                                                               \
-        if (condition) {                                                                                               \
-            return result;                                                                                             \
-        }                                                                                                              \
-    } while (0)
-
 /* All of n values are from `least` to `most`. */
 static int within(const uint32_t *values, size_t n, uint32_t least, uint32_t most)
 {
     for (size_t i = 0; i < n; ++i) {
-        REFUSE_IF(values[i] < least || values[i] > most, 0);
+        RETURN_IF(values[i] < least || values[i] > most, 0);
     }
     return 1;
 }
 
 int clb_read_header(const uint8_t *model, const clb_header **header)
 {
-    REFUSE_IF(model == NULL, COLIBRI_ERR_NULL);
-    REFUSE_IF((uintptr_t)model % CLB_ALIGN_MODEL != 0, COLIBRI_ERR_MISALIGNED);
-    REFUSE_IF(memcmp(model, CLB_MAGIC, sizeof CLB_MAGIC) != 0, COLIBRI_ERR_MAGIC);
+    RETURN_IF(model == NULL, COLIBRI_ERR_NULL);
+    RETURN_IF((uintptr_t)model % CLB_ALIGN_MODEL != 0, COLIBRI_ERR_MISALIGNED);
+    RETURN_IF(memcmp(model, CLB_MAGIC, sizeof CLB_MAGIC) != 0, COLIBRI_ERR_MAGIC);
     const union { uint16_t word; uint8_t first; } one = {1};
-    REFUSE_IF(one.first != 1, COLIBRI_ERR_BIG_ENDIAN);
+    RETURN_IF(one.first != 1, COLIBRI_ERR_BIG_ENDIAN);
     const clb_header *h = (const clb_header *)(const void *)model;
-    REFUSE_IF(h->version != CLB_FORMAT_VERSION, COLIBRI_ERR_VERSION);
-    REFUSE_IF(clb_crc32(model, sizeof *h - sizeof h->header_crc) != h->header_crc, COLIBRI_ERR_HEADER);
+    RETURN_IF(h->version != CLB_FORMAT_VERSION, COLIBRI_ERR_VERSION);
+    RETURN_IF(clb_crc32(model, sizeof *h - sizeof h->header_crc) != h->header_crc, COLIBRI_ERR_HEADER);
     /* A quarter of the address space keeps every later sum of two sizes from wrapping. */
     const uint64_t most = SIZE_MAX / 4;
-    REFUSE_IF(h->total_bytes > most || h->context_bytes > most || h->max_batch > CLB_MAX_BATCH ||
+    RETURN_IF(h->total_bytes > most || h->context_bytes > most || h->max_batch > CLB_MAX_BATCH ||
               (uint64_t)h->max_batch * h->input_floats > most / sizeof(float) ||
               (uint64_t)h->max_batch * h->output_floats > most / sizeof(float), COLIBRI_ERR_TOO_LARGE);
-    REFUSE_IF(h->max_batch < 1 || h->context_bytes < CLB_HEAD_BYTES || h->input_floats < 1 || h->output_floats < 1 ||
+    RETURN_IF(h->max_batch < 1 || h->context_bytes < CLB_HEAD_BYTES || h->input_floats < 1 || h->output_floats < 1 ||
               h->inputs < 1 || h->outputs < 1 || h->experts > CLB_LIMIT || h->main_ops > h->ops ||
               h->context_tokens > CLB_LIMIT || !within(h->reserved, sizeof h->reserved / sizeof h->reserved[0], 0, 0) ||
               h->meta_bytes < sizeof *h || h->meta_bytes > h->total_bytes ||
@@ -64,11 +57,11 @@ static int ports(const clb_port *port, uint32_t count, uint64_t floats)
 {
     for (uint32_t n = 0; n < count; ++n) {
         uint64_t product = 1;
-        REFUSE_IF(port[n].rank > 6 || !within(port[n].dims, port[n].rank, 1, CLB_LIMIT), 0);
+        RETURN_IF(port[n].rank > 6 || !within(port[n].dims, port[n].rank, 1, CLB_LIMIT), 0);
         for (uint32_t axis = 0; axis < port[n].rank && product <= CLB_LIMIT; ++axis) {
             product *= port[n].dims[axis];
         }
-        REFUSE_IF(port[n].floats != product || product > CLB_LIMIT || product > floats, 0);
+        RETURN_IF(port[n].floats != product || product > CLB_LIMIT || product > floats, 0);
         floats -= product;
     }
     return floats == 0;
@@ -77,7 +70,7 @@ static int ports(const clb_port *port, uint32_t count, uint64_t floats)
 /* A tensor's own consistency, and its place inside `bytes` bytes from `first`. */
 static int tensor_fits(const clb_tensor *t, uint64_t first, uint64_t bytes)
 {
-    REFUSE_IF(t->rows < 1 || t->rows > CLB_LIMIT || t->cols < 1 || t->cols > CLB_LIMIT, 0);
+    RETURN_IF(t->rows < 1 || t->rows > CLB_LIMIT || t->cols < 1 || t->cols > CLB_LIMIT, 0);
     const uint64_t blocks = (t->rows + CLB_LANES - 1) / CLB_LANES;
     int sized;
     if (t->layout == CLB_LAYOUT_FLAT) {
@@ -110,6 +103,7 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
                         enum access access)
 {
     const int written = access == WRITE;
+    const clb_layer *layer = s->expert == NULL ? NULL : &s->model->layers[s->expert->layer];
     const clb_header *h = s->model->header;
     const uint64_t rows = (uint64_t)(op->rows - 1) * v->row_stride + extent;
     uint64_t span = (s->samples - 1) * v->sample_stride + rows, space;
@@ -119,37 +113,33 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
     }
     switch (v->space) {
     case CLB_SPACE_ARENA:
-        REFUSE_IF(v->offset < CLB_HEAD_BYTES, 0);
+        RETURN_IF(v->offset < CLB_HEAD_BYTES, 0);
         space = h->context_bytes;
         break;
     case CLB_SPACE_INPUT:
     case CLB_SPACE_OUTPUT:
         /* A caller's array holds the rows of its own batch only: each sample stays inside its row. */
         space = v->space == CLB_SPACE_INPUT ? h->input_floats : s->early ? 0 : h->output_floats;
-        REFUSE_IF(s->expert || v->sample_stride != space || (written && v->space == CLB_SPACE_INPUT), 0);
+        RETURN_IF(s->expert || v->sample_stride != space || (written && v->space == CLB_SPACE_INPUT), 0);
         space *= sizeof(float);
         span = rows;
         separate = 1;
         break;
     case CLB_SPACE_CONST: space = constant && constant->layout == CLB_LAYOUT_FLAT && !written ? constant->bytes : 0; break;
     case CLB_SPACE_TOKEN_WEIGHT:
-        REFUSE_IF(!s->expert || s->model->layers[s->expert->layer].apply != CLB_APPLY_INPUT || written ||
-                  v->sample_stride != 0, 0);
-        space = sizeof(float);
-        span = rows;
-        break;
     case CLB_SPACE_TOKEN_IN:
     case CLB_SPACE_TOKEN_OUT:
-        REFUSE_IF(!s->expert || v->sample_stride != 0 || (written && v->space == CLB_SPACE_TOKEN_IN), 0);
-        space = sizeof(float) * (v->space == CLB_SPACE_TOKEN_IN ? s->model->layers[s->expert->layer].d_in
-                                                               : s->model->layers[s->expert->layer].d_out);
+        RETURN_IF(layer == NULL || v->sample_stride != 0 || (written && v->space != CLB_SPACE_TOKEN_OUT) ||
+                  (v->space == CLB_SPACE_TOKEN_WEIGHT && layer->apply != CLB_APPLY_INPUT), 0);
+        space = sizeof(float) * (v->space == CLB_SPACE_TOKEN_WEIGHT ? 1 : v->space == CLB_SPACE_TOKEN_IN ? layer->d_in
+                                                                                                     : layer->d_out);
         span = rows;
-        separate = 1;
+        separate |= v->space != CLB_SPACE_TOKEN_WEIGHT;
         break;
     default: return 0;
     }
-    REFUSE_IF(v->offset > space || span > (space - v->offset) / sizeof(float), 0);
-    REFUSE_IF(written && v->space == CLB_SPACE_ARENA && v->offset < s->work_end &&
+    RETURN_IF(v->offset > space || span > (space - v->offset) / sizeof(float), 0);
+    RETURN_IF(written && v->space == CLB_SPACE_ARENA && v->offset < s->work_end &&
               v->offset + span * sizeof(float) > s->work, 0);
     return access == READ || (separate && (op->rows == 1 || v->row_stride >= extent));
 }
@@ -159,10 +149,8 @@ static int tensor_of(const scope *s, uint32_t number, const clb_tensor **tensor)
 {
     const clb_model *m = s->model;
     *tensor = NULL;
-    if (number == CLB_NONE) {
-        return 1;
-    }
-    REFUSE_IF(number >= m->header->tensors || (m->tensors[number].scope == CLB_SCOPE_EXPERT) != (s->expert != NULL), 0);
+    RETURN_IF(number == CLB_NONE, 1);
+    RETURN_IF(number >= m->header->tensors || (m->tensors[number].scope == CLB_SCOPE_EXPERT) != (s->expert != NULL), 0);
     *tensor = &m->tensors[number];
     return s->expert == NULL || tensor_fits(*tensor, 0, s->expert->bytes);
 }
@@ -187,7 +175,7 @@ static int apart(const uint32_t *dims, const uint32_t *strides)
 {
     uint64_t below = 1;
     for (int axis = 3; axis >= 0; --axis) {
-        REFUSE_IF(dims[axis] > 1 && strides[axis] < below, 0);
+        RETURN_IF(dims[axis] > 1 && strides[axis] < below, 0);
         below += (uint64_t)(dims[axis] - 1) * strides[axis];
     }
     return 1;
@@ -197,7 +185,7 @@ static int reduce_fits(const scope *s, const clb_op *op)
 {
     /* outer, n, inner; the elements read are no more than the memory they come from */
     const uint32_t in[4] = {op->dims[0], op->dims[1], op->dims[2], 1}, out[4] = {op->dims[0], 1, op->dims[2], 1};
-    REFUSE_IF(!within(in, 4, 1, CLB_LIMIT) || !within(op->sa, 4, 0, CLB_LIMIT) || !within(op->so, 4, 0, CLB_LIMIT), 0);
+    RETURN_IF(!within(in, 4, 1, CLB_LIMIT) || !within(op->sa, 4, 0, CLB_LIMIT) || !within(op->so, 4, 0, CLB_LIMIT), 0);
     const uint64_t extent = reach(in, op->sa), outer = (uint64_t)in[0] * in[2];
     return op->func < CLB_REDUCE_COUNT && outer <= extent && in[1] <= extent / outer && apart(out, op->so) &&
            operand_fits(s, op, &op->a, extent, NULL, READ_ONCE) &&
@@ -206,7 +194,7 @@ static int reduce_fits(const scope *s, const clb_op *op)
 
 static int map_fits(const scope *s, const clb_op *op, const clb_tensor *w0, const clb_tensor *w1)
 {
-    REFUSE_IF(!within(op->dims, 4, 1, CLB_LIMIT) || !within(op->sa, 4, 0, CLB_LIMIT) ||
+    RETURN_IF(!within(op->dims, 4, 1, CLB_LIMIT) || !within(op->sa, 4, 0, CLB_LIMIT) ||
               !within(op->sb, 4, 0, CLB_LIMIT) || !within(op->so, 4, 0, CLB_LIMIT) || !apart(op->dims, op->so), 0);
     const int two = op->code == CLB_OP_MAP2;
     return op->func < (two ? (uint32_t)CLB_BINARY_COUNT : (uint32_t)CLB_UNARY_COUNT) &&
@@ -219,11 +207,11 @@ static int linear_fits(const scope *s, const clb_op *op, const clb_tensor *w0, c
 {
     const uint32_t cols = op->dims[0], rows = op->dims[1];
     const int quantized = op->code == CLB_OP_LINEAR_Q;
-    REFUSE_IF(w0 == NULL || w0->rows != rows || w0->cols != cols || !is_vector(w1, rows) ||
+    RETURN_IF(w0 == NULL || w0->rows != rows || w0->cols != cols || !is_vector(w1, rows) ||
               op->func >= CLB_UNARY_COUNT || op->b.space != CLB_SPACE_NONE, 0);
     const uint32_t layout = w0->layout, i8 = layout == CLB_LAYOUT_ROWS8_I8, i4 = layout == CLB_LAYOUT_ROWS8_I4;
-    REFUSE_IF(quantized ? !(i8 || i4) : !(i8 || layout == CLB_LAYOUT_ROWS8_F32 || layout == CLB_LAYOUT_ROWS8_F16), 0);
-    REFUSE_IF(w2 != NULL && (w2->layout != CLB_LAYOUT_RESIDUAL || w2->rows != rows || w2->cols != cols || !(i8 ||
+    RETURN_IF(quantized ? !(i8 || i4) : !(i8 || layout == CLB_LAYOUT_ROWS8_F32 || layout == CLB_LAYOUT_ROWS8_F16), 0);
+    RETURN_IF(w2 != NULL && (w2->layout != CLB_LAYOUT_RESIDUAL || w2->rows != rows || w2->cols != cols || !(i8 ||
               i4)), 0);
     return operand_fits(s, op, &op->a, quantized ? clb_record_floats(cols) : cols, NULL, READ) &&
            operand_fits(s, op, &op->out, rows, NULL, WRITE);
@@ -243,7 +231,7 @@ static int cache_fits(const scope *s, const clb_op *op)
 {
     const clb_header *h = s->model->header;
     const uint32_t *dims = op->dims, window = op->sa[0];
-    REFUSE_IF(!within(dims, 4, 1, CLB_LIMIT) || op->func >= CLB_CACHE_COUNT || dims[3] % CLB_PAGE != 0 ||
+    RETURN_IF(!within(dims, 4, 1, CLB_LIMIT) || op->func >= CLB_CACHE_COUNT || dims[3] % CLB_PAGE != 0 ||
               window > CLB_LIMIT, 0);
     const uint64_t pages = dims[3] / CLB_PAGE, all = ((uint64_t)h->context_tokens + CLB_PAGE - 1) / CLB_PAGE;
     const uint64_t seen = window == 0 ? all : ((uint64_t)window + h->max_batch - 2) / CLB_PAGE + 2;
@@ -258,7 +246,7 @@ static int sequence_fits(const scope *s, const clb_op *op, const clb_tensor *w0)
     const clb_header *h = s->model->header;
     const uint32_t *d = op->dims;
     const uint64_t tokens = h->context_tokens;
-    REFUSE_IF(s->expert != NULL || tokens == 0, 0);
+    RETURN_IF(s->expert != NULL || tokens == 0, 0);
     if (op->code == CLB_OP_CACHE || op->code == CLB_OP_ATTENTION) {
         const int stores = op->code == CLB_OP_CACHE;
         return cache_fits(s, op) && operand_fits(s, op, &op->a, d[0], NULL, READ) &&
@@ -266,7 +254,7 @@ static int sequence_fits(const scope *s, const clb_op *op, const clb_tensor *w0)
                        : op->rows % d[2] == 0 && is_vector(w0, op->rows) && s->samples * op->rows <= CLB_LIMIT &&
                              operand_fits(s, op, &op->out, d[1], NULL, WRITE));
     }
-    REFUSE_IF(d[0] < 1 || d[0] > CLB_LIMIT ||
+    RETURN_IF(d[0] < 1 || d[0] > CLB_LIMIT ||
               !operand_fits(s, op, &op->a, op->code == CLB_OP_EMBED ? 1 : d[0], NULL, READ) ||
               !operand_fits(s, op, &op->out, d[0], NULL, WRITE), 0);
     switch (op->code) {
@@ -283,7 +271,7 @@ static int op_fits(const scope *s, const clb_op *op)
 {
     const clb_tensor *w0, *w1, *w2;
     const uint32_t n = op->dims[0];
-    REFUSE_IF(op->rows < 1 || op->rows > CLB_LIMIT || op->before >= (op->code == CLB_OP_MAP2 ? CLB_UNARY_COUNT : 1) ||
+    RETURN_IF(op->rows < 1 || op->rows > CLB_LIMIT || op->before >= (op->code == CLB_OP_MAP2 ? CLB_UNARY_COUNT : 1) ||
               !tensor_of(s, op->w0, &w0) || !tensor_of(s, op->w1, &w1) || !tensor_of(s, op->w2, &w2), 0);
     switch (op->code) {
     case CLB_OP_LINEAR:
@@ -364,15 +352,15 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number,
     }
     const clb_layer *l = &m->layers[layer_number];
     const uint64_t tokens = whole->samples * op->rows;
-    REFUSE_IF(tokens > CLB_LIMIT / l->k, 0);
+    RETURN_IF(tokens > CLB_LIMIT / l->k, 0);
     const uint64_t choices = tokens * l->k, slots = l->k > 1 ? choices * l->d_out : 0;
     const uint64_t words = slots + 3 * choices + l->experts + 1 + clb_key_words(l, bias != NULL);
-    REFUSE_IF(!is_vector(bias, l->experts) || !is_vector(scale, l->experts) ||
+    RETURN_IF(!is_vector(bias, l->experts) || !is_vector(scale, l->experts) ||
               (l->score == CLB_SCORE_SPARSE_MIXER && bias != NULL) || !work_fits(whole, op, words), 0);
     scope s = *whole;
     s.work = op->work.offset;
     s.work_end = s.work + words * sizeof(float);
-    REFUSE_IF(!operand_fits(&s, op, &op->a, l->d_in, NULL, READ) ||
+    RETURN_IF(!operand_fits(&s, op, &op->a, l->d_in, NULL, READ) ||
               !operand_fits(&s, op, &op->b, l->experts, NULL, READ) ||
               !operand_fits(&s, op, &op->out, l->d_out, NULL, WRITE), 0);
     s.samples = l->tile;
@@ -399,7 +387,7 @@ static int layer_fits(const clb_header *h, const clb_layer *l, uint32_t first_ex
 {
     const int logit = l->score == CLB_SCORE_LOGIT, softmax = l->normalize == CLB_NORMALIZE_SOFTMAX;
     const int mixer = l->score == CLB_SCORE_SPARSE_MIXER;
-    REFUSE_IF(l->groups < 1 || l->experts % l->groups != 0 || l->kept_groups < 1 || l->kept_groups > l->groups ||
+    RETURN_IF(l->groups < 1 || l->experts % l->groups != 0 || l->kept_groups < 1 || l->kept_groups > l->groups ||
               l->k > (uint64_t)l->kept_groups * (l->experts / l->groups) || l->group_rule >= CLB_GROUP_RULE_COUNT ||
               l->capacity > CLB_LIMIT || l->apply >= CLB_APPLY_COUNT || !(l->epsilon >= 0.0f) ||
               l->epsilon - l->epsilon != 0.0f || (mixer && (l->normalize != CLB_NORMALIZE_NONE || l->groups > 1 ||
@@ -434,15 +422,12 @@ static int program_fits(const clb_model *m, uint64_t *choices)
         if (n >= h->tail_op && op->code >= CLB_OP_MOE) { /* what later tokens see, or knows of positions */
             return 0;
         }
-        if (op->code != CLB_OP_MOE) {
-            if (!op_fits(&whole, op)) {
-                return 0;
-            }
-            macs += macs_of(op, h->context_tokens);
-        } else if (layer >= h->layers || !moe_fits(&whole, op, layer, &next_op, &macs)) {
-            return 0;
-        } else {
+        if (op->code == CLB_OP_MOE) {
+            RETURN_IF(layer >= h->layers || !moe_fits(&whole, op, layer, &next_op, &macs), 0);
             *choices += (uint64_t)op->rows * m->layers[layer++].k;
+        } else {
+            RETURN_IF(!op_fits(&whole, op), 0);
+            macs += macs_of(op, h->context_tokens);
         }
     }
     return layer == h->layers && macs == h->worst_macs && h->tail_op <= h->main_ops;
@@ -457,44 +442,44 @@ static int certificate_fits(const clb_model *m, uint64_t choices)
             return 0;
         }
         const uint8_t *row = m->bytes + h->golden_offset + (uint64_t)n * bytes;
-        REFUSE_IF(((const clb_golden *)(const void *)row)->choices != choices, 0);
+        RETURN_IF(((const clb_golden *)(const void *)row)->choices != choices, 0);
     }
     return 1;
 }
 
 int clb_validate(const uint8_t *model, uint64_t size, clb_model *m)
 {
-    REFUSE_IF(model != NULL && size < sizeof(clb_header), COLIBRI_ERR_TRUNCATED);
+    RETURN_IF(model != NULL && size < sizeof(clb_header), COLIBRI_ERR_TRUNCATED);
     const clb_header *h;
     const int error = clb_read_header(model, &h);
-    REFUSE_IF(error != COLIBRI_OK, error);
-    REFUSE_IF(size < h->total_bytes, COLIBRI_ERR_TRUNCATED);
-    REFUSE_IF(!section(h, h->ports_offset, (uint64_t)h->inputs + h->outputs, sizeof(clb_port)) ||
+    RETURN_IF(error != COLIBRI_OK, error);
+    RETURN_IF(size < h->total_bytes, COLIBRI_ERR_TRUNCATED);
+    RETURN_IF(!section(h, h->ports_offset, (uint64_t)h->inputs + h->outputs, sizeof(clb_port)) ||
               !section(h, h->ops_offset, h->ops, sizeof(clb_op)) ||
               !section(h, h->tensors_offset, h->tensors, sizeof(clb_tensor)) ||
               !section(h, h->layers_offset, h->layers, sizeof(clb_layer)) ||
               !section(h, h->experts_offset, h->experts, sizeof(clb_expert)) ||
               !section(h, h->golden_offset, h->golden_rows, h->golden_bytes) ||
               !section(h, h->info_offset, h->info_bytes, 1), COLIBRI_ERR_HEADER);
-    REFUSE_IF(clb_crc32(model + sizeof *h, h->meta_bytes - sizeof *h) != h->meta_crc, COLIBRI_ERR_CHECKSUM);
+    RETURN_IF(clb_crc32(model + sizeof *h, h->meta_bytes - sizeof *h) != h->meta_crc, COLIBRI_ERR_CHECKSUM);
     clb_parse(model, m);
-    REFUSE_IF(!ports(m->ports, h->inputs, h->input_floats) ||
+    RETURN_IF(!ports(m->ports, h->inputs, h->input_floats) ||
               !ports(m->ports + h->inputs, h->outputs, h->output_floats), COLIBRI_ERR_HEADER);
     for (uint32_t n = 0; n < h->tensors; ++n) {
         const clb_tensor *t = &m->tensors[n];
-        REFUSE_IF(t->scope >= CLB_SCOPE_COUNT ||
+        RETURN_IF(t->scope >= CLB_SCOPE_COUNT ||
                   (t->scope == CLB_SCOPE_SHARED && !tensor_fits(t, h->meta_bytes, h->shared_bytes)), COLIBRI_ERR_TENSOR);
     }
     uint32_t first = 0;
     for (uint32_t n = 0; n < h->layers; ++n) {
-        REFUSE_IF(!layer_fits(h, &m->layers[n], first), COLIBRI_ERR_ROUTING);
+        RETURN_IF(!layer_fits(h, &m->layers[n], first), COLIBRI_ERR_ROUTING);
         for (uint32_t e = 0; e < m->layers[n].experts; ++e) {
-            REFUSE_IF(!expert_fits(h, &m->experts[first + e], n), COLIBRI_ERR_EXPERT);
+            RETURN_IF(!expert_fits(h, &m->experts[first + e], n), COLIBRI_ERR_EXPERT);
         }
         first += m->layers[n].experts;
     }
     uint64_t choices;
-    REFUSE_IF(first != h->experts, COLIBRI_ERR_EXPERT);
-    REFUSE_IF(!program_fits(m, &choices), COLIBRI_ERR_PROGRAM);
+    RETURN_IF(first != h->experts, COLIBRI_ERR_EXPERT);
+    RETURN_IF(!program_fits(m, &choices), COLIBRI_ERR_PROGRAM);
     return certificate_fits(m, choices) ? COLIBRI_OK : COLIBRI_ERR_HEADER;
 }

@@ -20,7 +20,7 @@ INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "linear": ((), ("panel", "residual", "unary")),
     "rows": (
         (),
-        tuple(f"clb_{op}" for op in ("quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce")),
+        tuple(f"clb_{op}" for op in ("quantize", "map", "softmax", "norm", "reduce")),
     ),
     "routing": ((), ("unary",)),
     "sequence": ((), ("panel", "unary")),

@@ -128,7 +128,7 @@ def test_attention_alone_needs_more_stack_than_other_models(calls: size.CallGrap
 
 
 def test_worst_case_stack_follows_the_calls_through_tables(calls: size.CallGraph) -> None:
-    assert {"clb_map2", "clb_reduce"} <= calls.calls["run_rows"]
+    assert {"clb_map", "clb_reduce"} <= calls.calls["run_rows"]
     assert {"panel", "unary"} <= calls.calls.get("run_chunk", set()) | calls.calls["clb_run_linear"]
     assert {"panel", "unary"} <= calls.calls["attend"]
     assert {"scores_of", "choose"} <= calls.calls["clb_route"]

@@ -90,6 +90,7 @@ V q8w q8_weights(vi weights) { return weights; }
 V q8x q8_input(const int8_t *q) { return (int8x16_t)same(clb_four(q)).half[0]; }
 
 #if defined(__ARM_FEATURE_DOTPROD)
+#define NAME "neon-dot"
 
 typedef vi q8sum;
 
@@ -104,6 +105,7 @@ V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
 V vi q8_end(q8sum sum) { return sum; }
 
 #else
+#define NAME "neon"
 
 typedef struct {
     int32x4_t pair[4]; /* of rows, each as two parts */
@@ -131,6 +133,11 @@ V vi q8_end(q8sum sum)
 #endif
 
 #else /* 32-bit products of bytes taken apart */
+#if defined(__riscv_vector)
+#define NAME "rvv"
+#else
+#define NAME "wasm"
+#endif
 
 typedef struct {
     vi input[4];
@@ -180,6 +187,6 @@ V vi q4_end(q4sum sum) { return q8_end(sum); }
 
 #include "tile.h"
 
-CLB_INTERNAL const clb_kernels CLB_V128 = KERNELS(CLB_V128_NAME);
+CLB_INTERNAL const clb_kernels CLB_V128 = KERNELS(NAME);
 
 #endif

@@ -20,6 +20,7 @@ _ENUMS = {"code": "op", "space": "space", "layout": "layout", "scope": "scope", 
           "normalize": "normalize", "group_rule": "group_rule", "apply": "apply", "before": "unary"}  # fmt: skip
 _SCORE_FUNCTIONS = [("exp",), ("sigmoid",), (), ("softplus", "sqrt"), ()]  # by `score` value: what routing.c calls
 _NO_TENSOR = ("w0", "w1", "w2")
+_KERNELS = {"map1": "map", "map2": "map", "layernorm": "norm", "rmsnorm": "norm"}  # where they have another name
 _SEQUENCE = ("embed", "rope", "cache", "attention", "delay")
 _FOLDED = (
     12  # operations; code for each alone is twice as fast as a shared walk, but takes some 0.4 KB more an operation
@@ -121,7 +122,7 @@ def _calls(ops: Sequence[Op], numbers: Iterable[int], samples: str, indent: str,
         elif op.code in ("linear", "linear_q"):
             call = f"clb_run_linear(&ops[{n}], {first}, {samples}, frame);"
         else:
-            call = f"clb_run_rows(clb_{op.code}, &ops[{n}], {first}, {samples}, frame);"
+            call = f"clb_run_rows(clb_{_KERNELS.get(op.code, op.code)}, &ops[{n}], {first}, {samples}, frame);"
         calls.append(indent + call)
     return calls
 
