@@ -19,7 +19,8 @@ extern "C" {
  *   tokens  ids, 0 … vocabulary - 1
  *   count   at least 1; any number that fits the context: they run in chunks of ctx->max_batch
  *   logits  float32, ctx->output_size of them
- * Returns an enum colibri_error. On COLIBRI_ERR_NULL, _BATCH (no token), _TOKEN and _CONTEXT nothing has been evaluated. */
+ * Returns an enum colibri_error. On COLIBRI_ERR_NULL, _BATCH (no token), _TOKEN (also of a model whose rows are more than an id)
+ * and _CONTEXT nothing has been evaluated. */
 COLIBRI_API int colibri_lm_evaluate(colibri_context_t *ctx, const int32_t *tokens, int count, float *logits);
 
 /* Take the text back to its first `position` tokens, 0 … ctx->position. Layers with a sliding window keep only what they

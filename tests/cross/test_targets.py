@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import shutil
 import subprocess
+import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,8 +127,8 @@ def test_every_certificate_holds_on(machine: Machine, tmp_path: Path) -> None:
         assert results == [(name, kind, str(E["OK"])) for name in images() for kind in kernels]
 
 
-@pytest.mark.parametrize("simd", [True, False])
-def test_every_certificate_holds_in_webassembly(simd: bool, tmp_path: Path) -> None:
+def _module(folder: Path, simd: bool) -> Any:
+    """The engine as a WebAssembly module with the certificate runner: its store and its exports."""
     wasmtime = pytest.importorskip("wasmtime")
     for tool in ("clang-19", "wasm-ld-19"):
         if shutil.which(tool) is None:
@@ -136,11 +138,62 @@ def test_every_certificate_holds_in_webassembly(simd: bool, tmp_path: Path) -> N
     _run(["clang-19", "--target=wasm32", "-nostdlib", "-mbulk-memory", *vectors, *FLAGS[:-1], "-Wl,--no-entry",
           "-Wl,--export=run", "-Wl,--export=__heap_base", f"-I{size.ENGINE / 'include'}", f"-I{size.ENGINE / 'src'}",
           f"-I{size.ENGINE / 'freestanding'}", str(size.ENGINE / "freestanding/memory.c"), str(HERE / "wasm/run.c"),
-          *sources, "-o", "engine.wasm"], tmp_path)  # fmt: skip
+          *sources, "-o", "engine.wasm"], folder)  # fmt: skip
     store = wasmtime.Store()
-    exports = wasmtime.Instance(
-        store, wasmtime.Module.from_file(store.engine, str(tmp_path / "engine.wasm")), []
-    ).exports(store)
+    module = wasmtime.Module.from_file(store.engine, str(folder / "engine.wasm"))
+    return store, wasmtime.Instance(store, module, []).exports(store)
+
+
+def _key_of_2_27(header: Any, ops: Any, tensors: Any) -> None:
+    """A block of 8 keys takes 2^32 bytes."""
+    for op in ops[np.isin(ops["code"], [spec.OPCODES.index(c) for c in ("cache", "attention")])]:
+        index = np.flatnonzero(ops["work"]["offset"] == op["work"]["offset"])
+        ops["dims"][index, 0] = 1 << 27
+        ops["a"]["offset"][index], ops["a"]["sample_stride"][index], ops["a"]["row_stride"][index] = 128, 0, 0
+
+
+def _matrix_of_2_27_and_one_columns(header: Any, ops: Any, tensors: Any) -> None:
+    """A block of 8 rows takes 2^32 + 32 bytes, of which 32 would be left."""
+    n = np.flatnonzero(ops["code"] == spec.OPCODES.index("linear"))[0]
+    ops["dims"][n, 0] = (1 << 27) + 1
+    ops["a"]["offset"][n], ops["a"]["sample_stride"][n], ops["a"]["row_stride"][n] = 128, 0, 0
+    w = ops["w0"][n]
+    tensors["cols"][w], tensors["bytes"][w] = (1 << 27) + 1, -(-int(tensors["rows"][w]) // 8) * 32
+
+
+@pytest.mark.parametrize("change", [_key_of_2_27, _matrix_of_2_27_and_one_columns])
+def test_sizes_that_wrap_in_32_bits_are_refused(change: Any, tmp_path: Path) -> None:
+    store, exports = _module(tmp_path, True)
+    image = bytearray(images()["text"])
+    header = np.frombuffer(image, spec.HEADER.dtype, 1)[0]
+    ops = np.frombuffer(image, spec.OP.dtype, int(header["ops"]), int(header["ops_offset"]))
+    tensors = np.frombuffer(image, spec.TENSOR.dtype, int(header["tensors"]), int(header["tensors_offset"]))
+
+    def macs() -> int:
+        product = ops["dims"].astype(object)
+        linear, attention = (ops["code"] == spec.OPCODES.index(c) for c in ("linear", "attention"))
+        linear[int(header["main_ops"]) :] = False
+        rows = ops["rows"].astype(object)
+        return int(np.sum((rows * product[:, 0] * product[:, 1])[linear])) + int(header["context_tokens"]) * int(
+            np.sum((rows * (product[:, 0] + product[:, 1]))[attention]))  # fmt: skip
+
+    before = macs()
+    change(header, ops, tensors)
+    header["context_bytes"] = (1 << 29) + (1 << 20)  # where an operand of such a size is read from
+    header["worst_macs"] = int(header["worst_macs"]) + macs() - before
+    meta = int(header["meta_bytes"])
+    header["meta_crc"] = zlib.crc32(image[spec.HEADER.bytes : meta])
+    header["header_crc"] = zlib.crc32(image[: spec.HEADER.bytes - 4])
+    memory, at = exports["memory"], -(-exports["__heap_base"].value(store) // 64) * 64
+    memory.grow(store, -(-(at + len(image) + 4096) // 65536))
+    memory.write(store, bytes(image), at)
+    context = -(-(at + len(image)) // 64) * 64
+    assert exports["run"](store, at, context, int(header["context_bytes"]), context + 1024, 0) == -2
+
+
+@pytest.mark.parametrize("simd", [True, False])
+def test_every_certificate_holds_in_webassembly(simd: bool, tmp_path: Path) -> None:
+    store, exports = _module(tmp_path, simd)
     memory, base = exports["memory"], exports["__heap_base"].value(store)
     for name, image in images().items():
         header = np.frombuffer(image[: spec.HEADER.bytes], spec.HEADER.dtype)[0]

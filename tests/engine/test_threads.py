@@ -13,9 +13,11 @@ import pytest
 
 from colibri import engine, exporter
 from colibri.graph import Graph, Router
+from colibri.language import LanguageModel
 from colibri.reference.interpreter import run
 from tests.engine.conftest import compile_c, compiler
 from tests.graphs import FORMATS, expert, linear
+from tests.lm_graphs import language_model
 from tools import size
 
 
@@ -119,3 +121,81 @@ def test_every_index_is_done_once(flags: tuple[str, ...], tmp_path: Path) -> Non
     binary = compile_c(compiler("gcc"), tmp_path / "loops", sources, "-std=c11", "-pthread", *flags)
     done = subprocess.run([binary], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+PROMPT = r"""
+#include "colibri_host.h"
+#include "colibri_lm.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TOKENS = 200 };
+
+/* Loops over attention's tiles of a full chunk: 4 key heads, 64 tokens of 2 heads each, 8 a tile. */
+static unsigned spread;
+
+static void counted(void *user, void (*task)(void *arg, uint32_t index), void *arg, uint32_t count)
+{
+    spread += count == 4 * 64 * 2 / 8;
+    colibri_pool_run(user, task, arg, count);
+}
+
+int main(int argc, char **argv)
+{
+    static colibri_pool_t pool;
+    FILE *file = fopen(argv[argc - 1], "rb");
+    uint8_t *model = aligned_alloc(64, 1 << 20);
+    if (file == NULL || fread(model, 1, 1 << 20, file) == 0 || colibri_pool_start(&pool, 2) < 1) {
+        return 2;
+    }
+    const size_t need = (colibri_model_size(model) + 63) / 64 * 64;
+    int32_t ids[TOKENS];
+    for (int i = 0; i < TOKENS; ++i) {
+        ids[i] = i * 7 % 40;
+    }
+    float *logits[2];
+    for (int n = 0; n < 2; ++n) {
+        colibri_context_t *ctx = colibri_init(aligned_alloc(64, need), need, model);
+        logits[n] = malloc(ctx->output_size * sizeof(float));
+        if (n == 1) {
+            ctx->parallel = counted;
+            ctx->parallel_user = &pool;
+        }
+        if (colibri_lm_evaluate(ctx, ids, TOKENS, logits[n]) != COLIBRI_OK || ctx->position != TOKENS) {
+            return 3;
+        }
+    }
+    colibri_pool_stop(&pool);
+    printf("%u\n", spread);
+    return memcmp(logits[0], logits[1], 40 * sizeof(float)) != 0;
+}
+"""
+
+
+def long_text() -> exporter.Export:
+    """A language model whose attention is worth spreading."""
+    graph = language_model(context=256, heads=8, kv=4, key=16, value=16, width=8, layers=2, cache="fp16")
+    return exporter.build(graph, max_batch=64)
+
+
+def test_attention_spread_over_threads_keeps_every_bit() -> None:
+    export = long_text()
+    ids = np.arange(200) * 7 % 40
+    want = run(export.graph, [ids[:, None].astype(np.float32)])[0].tobytes()
+    for threads in (1, 2, 0):
+        assert LanguageModel(engine.opened(export.image), threads=threads).logits(ids).tobytes() == want
+
+
+@pytest.mark.parametrize("sanitizer", ["", "-fsanitize=thread"])
+def test_tasks_of_attention_touch_nothing_of_each_other(sanitizer: str, tmp_path: Path) -> None:
+    flags = ["-O1", "-g", *sanitizer.split()]
+    built = size.build(tmp_path / "engine", compiler("gcc"), " ".join(flags), target="libcolibri.a")
+    source, model = tmp_path / "prompt.c", tmp_path / "model.bin"
+    source.write_text(PROMPT, encoding="utf-8")
+    model.write_bytes(long_text().image)
+    sources = [source, size.ENGINE / "host" / "pool.c", built / "libcolibri.a"]
+    binary = compile_c(compiler("gcc"), tmp_path / "prompt", sources, "-std=c11", "-pthread", *flags)
+    done = subprocess.run([binary, model], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout) == 6  # two layers' attention, in each of three full chunks
