@@ -88,11 +88,12 @@ def test_weights_of_every_format_are_looked_up_and_multiplied(stored: str, kerne
 def test_any_shape_of_attention_is_bit_exact(data: st.DataObject) -> None:
     draw = data.draw
     kv = draw(st.integers(1, 3))
+    shape = {"kv": kv, "heads": kv * draw(st.integers(1, 9)), "key": 4 * draw(st.integers(1, 9)),
+             "value": draw(st.integers(1, 40)), "width": draw(st.integers(3, 20))}  # fmt: skip
     graph = language_model(
-        draw(st.integers(0, 99)), context=100, kv=kv, heads=kv * draw(st.integers(1, 9)),
-        width=draw(st.integers(3, 20)), value=draw(st.integers(1, 40)), window=draw(st.integers(0, 100)),
-        sinks=draw(st.booleans()), softcap=draw(st.sampled_from([0.0, 2.0])), cache=draw(st.sampled_from(["fp32", "fp16", "int8"])), layers=1,
-        delay=draw(st.integers(0, 5)), key=4 * draw(st.integers(1, 9)),
+        draw(st.integers(0, 99)), context=100, window=draw(st.integers(0, 100)), sinks=draw(st.booleans()),
+        softcap=draw(st.sampled_from([0.0, 2.0])), cache=draw(st.sampled_from(["fp32", "fp16", "int8"])), layers=1,
+        delay=draw(st.integers(0, 5)), **shape,
     )  # fmt: skip
     ids = text(draw(st.integers(1, 80)))
     lm = LanguageModel(opened(image(graph, draw(st.integers(1, 80)))), kernels=draw(st.sampled_from(KERNELS)))
