@@ -244,19 +244,18 @@ CLB_INTERNAL float clb_lane_tree(const float lanes[CLB_LANES]);
 static inline uint32_t clb_min(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static inline uint32_t clb_ceil(uint32_t n, uint32_t by) { return n / by + (n % by != 0); }
 
-/* Tasks 0 to below `count`, over the caller's threads where that is worth it. */
-static inline __attribute__((always_inline)) void clb_spread(const colibri_context_t *ctx, int worth,
-                                                             void (*task)(void *arg, uint32_t index), void *arg,
-                                                             uint32_t count)
-{
-    if (worth && count > 1) {
-        ctx->parallel(ctx->parallel_user, task, arg, count);
-        return;
-    }
-    for (uint32_t i = 0; i < count; ++i) {
-        task(arg, i);
-    }
-}
+/* Tasks 0 to below `count`, over the caller's threads where that is worth it. A macro: a task called by its name is folded. */
+#define CLB_SPREAD(ctx, worth, task, arg, count)                                                                       \
+    do {                                                                                                               \
+        const uint32_t tasks = count;                                                                                  \
+        if ((worth) && tasks > 1) {                                                                                    \
+            (ctx)->parallel((ctx)->parallel_user, task, arg, tasks);                                                   \
+        } else {                                                                                                       \
+            for (uint32_t n = 0; n < tasks; ++n) {                                                                     \
+                task(arg, n);                                                                                          \
+            }                                                                                                          \
+        }                                                                                                              \
+    } while (0)
 
 static inline uint32_t clb_rows(const clb_tile *tile)
 {

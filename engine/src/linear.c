@@ -81,5 +81,5 @@ CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples,
     const uint32_t each = clb_ceil(clb_ceil(t.blocks, TASKS), CELL_BLOCKS) * CELL_BLOCKS;
     t.chunk = spread ? clb_min(fitting, each) : fitting;
     t.chunk = t.chunk > CELL_BLOCKS ? t.chunk : CELL_BLOCKS;
-    clb_spread(ctx, spread, run_chunk, &t, clb_ceil(t.blocks, t.chunk));
+    CLB_SPREAD(ctx, spread, run_chunk, &t, clb_ceil(t.blocks, t.chunk));
 }

@@ -104,5 +104,5 @@ CLB_WALK void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t first,
         const size_t tiles = (size_t)(TASK_FLOATS / (floats * CLB_TILE));
         task.rows = (tiles != 0 ? tiles : 1) * CLB_TILE;
     }
-    clb_spread(frame->ctx, spread, run_rows, &task, spread ? (uint32_t)((all + task.rows - 1) / task.rows) : 1);
+    CLB_SPREAD(frame->ctx, spread, run_rows, &task, spread ? (uint32_t)((all + task.rows - 1) / task.rows) : 1);
 }

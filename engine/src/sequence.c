@@ -221,7 +221,7 @@ CLB_WALK void clb_attention(const clb_op *op, uint32_t samples, const clb_frame 
                    .sinks = (const float *)(const void *)clb_tensor_at(frame, op->w0),
                    .tiles = clb_ceil(samples * group, CLB_TILE)};
     const uint64_t macs = (uint64_t)samples * op->rows * (frame->position + samples) * (t.c.key + t.c.value);
-    clb_spread(frame->ctx, frame->ctx->parallel != NULL && macs >= SPREAD_MACS, attend, &t, t.c.heads * t.tiles);
+    CLB_SPREAD(frame->ctx, frame->ctx->parallel != NULL && macs >= SPREAD_MACS, attend, &t, t.c.heads * t.tiles);
 }
 
 /* Element (lane, col) of 8 rows of a matrix, as the number it stands for. */

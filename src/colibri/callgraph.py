@@ -24,7 +24,6 @@ INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "routing": ((), ("unary",)),
     "sequence": ((), ("panel", "unary")),
-    "internal": ((), ()),  # clb_spread's hook alone: what it is handed, it calls by name where it is inlined
     "forward": ((), tuple(f"clb_{op}" for op in ("embed", "rope", "cache", "attention", "delay"))),
     "moe": ((), ("mix", "compare_routes", "run_expert", "clb_route")),
 }
@@ -34,7 +33,7 @@ caller's own hooks come on top of what is measured; compare_routes is the engine
 GENERATED = {"moe": ("run_expert_*", "route_*")}
 """What it can reach besides where an exported model.c holds the program as code, if the pointer call is left at all."""
 
-HOOKS = ("internal", "moe")
+HOOKS = ("linear", "moe", "rows", "sequence")
 """Files that call the caller's hooks through pointers: generated code may have no other pointer calls left in them."""
 
 

@@ -14,7 +14,7 @@ from tools import size
 # What the engine may ask of the C library. Compilers call these four for assignments and loops in any program.
 ALLOWED_UNDEFINED = {"memcpy", "memset", "memcmp", "memmove"}
 MAX_SYMBOLS = 17
-# Bytes of the engine's own frames below the deepest call, x86-64; gcc 12.2: forward 7,872, of which attention's weights
+# Bytes of the engine's own frames below the deepest call, x86-64; gcc 12.2: forward 7,752, of which attention's weights
 # of a tile take 2,048; models without attention stay below 5,600. Evaluating tokens adds their ids as floats. The
 # caller's route hook and the C library's mem functions come on top.
 STACK_LIMITS = {"colibri_forward": 8192, "colibri_selftest": 8192, "colibri_lm_evaluate": 10240, "colibri_init": 1024,
