@@ -140,8 +140,9 @@ def test_an_id_that_is_none_gives_nan_and_a_full_context_an_error() -> None:
     lm.logits(text(64))
     with pytest.raises(ModelError, match="64 of 64 are in use"):
         lm.logits([1])
-    with pytest.raises(ModelError, match="not fit"):
+    with pytest.raises(ModelError, match="not fit") as full:
         lm(np.zeros((65, 1), np.float32))
+    assert spec.ERRORS[full.value.code or 0][0] == "CONTEXT"
     with pytest.raises(ModelError, match="no tokens"):
         lm.logits([])
 
