@@ -289,7 +289,7 @@ def test_a_model_and_its_contexts_go_with_their_last_reference() -> None:
         model(x)
         return weakref.ref(model)
 
-    for _ in range(3):  # caches of the interpreter fill
+    for _ in range(3):  # until caches have filled
         use()
     tracemalloc.start()
     try:

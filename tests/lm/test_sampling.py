@@ -46,7 +46,7 @@ def expected(
     if penalty not in (0, 1):
         for i in set(history):
             x[i] = x[i] / penalty if x[i] > 0 else x[i] * penalty
-    best = max(range(len(x)), key=lambda i: (-np.inf if np.isnan(x[i]) else x[i], -i))
+    best = max(range(len(x)), key=lambda i: (not np.isnan(x[i]), F(0) if np.isnan(x[i]) else x[i], -i))
     if not temperature:
         return [best] * draws
     weights = elementary.exp((x - x[best]) / F(temperature))
@@ -133,6 +133,10 @@ def test_any_logits_and_options(data: st.DataObject) -> None:
 def test_of_equal_logits_the_lowest_id_comes_first() -> None:
     assert sample([1, 5, 5, 5, 0]) == [1]
     assert set(sample([1, 5, 5, 5, 0], 200, temperature=1.0, top_k=2, seed=1)) == {1, 2}
+
+
+def test_minus_infinity_comes_before_a_nan() -> None:
+    assert sample([np.nan, -np.inf]) == expected([np.nan, -np.inf]) == [1]
 
 
 def test_a_nan_is_never_drawn_and_minus_infinity_neither() -> None:
