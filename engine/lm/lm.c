@@ -46,8 +46,7 @@ static int reaches(const clb_op *op, uint32_t position, uint32_t end)
         return position < op->dims[1] ? end <= op->dims[2] : end - (position - op->dims[1]) <= op->dims[2];
     }
     if (op->code == CLB_OP_ATTENTION && end > 0) {
-        const uint32_t window = op->sa[0], first = window == 0 || position < window ? 0 : position + 1 - window;
-        return (end - 1) / CLB_PAGE - first / CLB_PAGE < op->dims[3] / CLB_PAGE;
+        return (end - 1) / CLB_PAGE - clb_first_seen(op, position) / CLB_PAGE < op->dims[3] / CLB_PAGE;
     }
     return 1;
 }
@@ -161,7 +160,7 @@ int32_t colibri_lm_sample(colibri_sampler_t *s, float *logits, int n, int32_t *s
         sift(weights, scratch, n, i);
     }
     int kept = n;
-    total = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+    total = clb_lane_tree(lanes);
     if (s->top_k > 0 && s->top_k < n) {
         kept = s->top_k;
         total = 0.0f;

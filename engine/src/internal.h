@@ -257,6 +257,13 @@ static inline uint32_t clb_ceil(uint32_t n, uint32_t by) { return n / by + (n % 
         }                                                                                                              \
     } while (0)
 
+/* The first position that attention's token at `last` sees. */
+static inline uint32_t clb_first_seen(const clb_op *op, uint32_t last)
+{
+    const uint32_t window = op->sa[0];
+    return window == 0 || last < window ? 0 : last + 1 - window;
+}
+
 static inline uint32_t clb_rows(const clb_tile *tile)
 {
     return CLB_TILE == 1 ? 1 : tile->rows;

@@ -88,13 +88,6 @@ CLB_WALK void clb_cache(const clb_op *op, uint32_t samples, const clb_frame *fra
     }
 }
 
-/* The first position a token at `last` sees. */
-static uint32_t first_seen(const clb_op *op, uint32_t last)
-{
-    const uint32_t window = op->sa[0];
-    return window == 0 || last < window ? 0 : last + 1 - window;
-}
-
 /* A tile of queries of one key head, a row each: token after token, of each the heads that share the key head. */
 typedef struct {
     const clb_op *op;
@@ -114,7 +107,7 @@ typedef struct {
 CLB_STATIC_WALK void weigh(const attention *t, query *row, float *w, uint32_t start, uint32_t count)
 {
     const float factor = t->op->p0, cap = t->op->p1;
-    const uint32_t begin = first_seen(t->op, row->last);
+    const uint32_t begin = clb_first_seen(t->op, row->last);
     float most[CLB_LANES], best = row->best;
     for (uint32_t i = 0; i < CLB_LANES; ++i) {
         most[i] = best;
@@ -195,13 +188,13 @@ CLB_STATIC_WALK void attend(void *arg, uint32_t index)
         memset(rows[i].out, 0, t->c.value * sizeof(float));
     }
     const uint32_t earliest = t->frame->position + from / t->group, latest = t->frame->position + (from + n - 1) / t->group;
-    for (uint32_t page = first_seen(t->op, earliest) / CLB_PAGE; page <= latest / CLB_PAGE; ++page) {
+    for (uint32_t page = clb_first_seen(t->op, earliest) / CLB_PAGE; page <= latest / CLB_PAGE; ++page) {
         for (uint32_t i = 0, end; i < n; i = end) {
             const uint32_t last = rows[i].last, next = (page + 1) * CLB_PAGE;
             for (end = i + 1; end < n && (rows[end].last == last ||
-                                          (next <= last && first_seen(t->op, rows[end].last) < next)); ++end) {
+                                          (next <= last && clb_first_seen(t->op, rows[end].last) < next)); ++end) {
             }
-            if (page * CLB_PAGE <= last && first_seen(t->op, last) < next) {
+            if (page * CLB_PAGE <= last && clb_first_seen(t->op, last) < next) {
                 look(t, rows + i, end - i, page, keys_at(&t->c, head, page), clb_min(last + 1, next) - page * CLB_PAGE);
             }
         }

@@ -118,7 +118,7 @@ def _targets(file: str, caller: str, graph: CallGraph, sources: Path, generated:
     source = (sources / "src" / f"{file}.c").read_text(encoding="utf-8") if tables else ""
     named = set(functions).union(*(table_entries(source, table) for table in tables))
     reached = {name for name in graph.frames if any(fnmatchcase(name.split(".")[0], pattern) for pattern in named)}
-    if named and not reached and not (generated and file in HOOKS):
+    if not reached and not (generated and file in HOOKS):
         raise StackError(f"{file}: {caller} calls through a pointer, and none of its targets is in the build")
     return reached
 

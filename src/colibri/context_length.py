@@ -20,7 +20,7 @@ from typing import Any
 from colibri import spec
 from colibri.emit.files import write_files
 from colibri.errors import ModelError
-from colibri.layouts import page_bytes
+from colibri.layouts import attention_macs, cache_pages, delay_slots, page_bytes
 from colibri.package import Package, find, open_package
 
 _REFLINK = 0x40049409  # FICLONE: share the blocks, where the file system can
@@ -113,13 +113,11 @@ def _arrange(ops: Any, tokens: int, samples: int, first: int) -> int:
             continue
         if code == "delay":
             width, steps = int(dims[0]), int(dims[1])
-            dims[2] = min(steps + samples, tokens + steps)
+            dims[2] = delay_slots(tokens, steps, samples)
             size = 4 * width * int(dims[2])
         else:
             key, value, heads, window = (int(n) for n in (*dims[:3], op["sa"][0]))
-            pages = -(-tokens // spec.PAGE)
-            if window:
-                pages = min(pages, (window + samples - 2) // spec.PAGE + 2)
+            pages = cache_pages(tokens, window, samples)
             dims[3] = pages * spec.PAGE
             size = heads * pages * page_bytes(spec.ENUMS["cache"][int(op["func"])], key, value)
         if place not in places:
@@ -135,7 +133,7 @@ def _macs(ops: Any, tokens: int) -> int:
     for op in ops:
         if _CODE[int(op["code"])] == "attention":
             key, value, window = int(op["dims"][0]), int(op["dims"][1]), int(op["sa"][0])
-            total += int(op["rows"]) * (key + value) * (min(window, tokens) or tokens)
+            total += attention_macs(int(op["rows"]), key, value, window, tokens)
     return total
 
 

@@ -23,14 +23,12 @@ from colibri.errors import ExportError
 from colibri.graph import Array, Graph, expert_numbers, is_absent, logit_masks
 from colibri.language_export import CHUNK as CHUNK
 from colibri.language_export import export_lm as export_lm
-from colibri.lower import lower
 from colibri.passes import optimize
-from colibri.passes.merge import merge_gates
 from colibri.passes.prune import PROVEN as PROVEN
 from colibri.passes.prune import Pruning, prune
 from colibri.passes.prune import Selection as Selection
 from colibri.passes.read import read_weights
-from colibri.plan import plan
+from colibri.plan import planned
 from colibri.program import Program
 from colibri.quantize.choose import Choice, quantize
 from colibri.quantize.report import Quality, Scorer, measure
@@ -117,12 +115,7 @@ def build(
     left = graph
     graph, choices, quality = _quantize(graph, quantization, rows, calibration is not None)
     stage("quantize", graph)
-    graph = merge_gates(graph)
-    stage("merge", graph)
-    program = lower(graph, max_batch)
-    stage("program", program)
-    plan(program)
-    stage("plan", program)
+    graph, program = planned(graph, max_batch, stage)
     certificate = certify(graph, rows)
     info: dict[str, Any] = {"name": graph.name, "dtype": quantization.dtype, "producer": f"colibri {spec.VERSION}",
             "calibration": "given" if calibration is not None else "random"}  # fmt: skip

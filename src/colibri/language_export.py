@@ -23,12 +23,10 @@ from colibri.emit.files import write_files
 from colibri.engine import load
 from colibri.errors import ExportError, ModelError
 from colibri.graph import Array, Graph, logit_masks
-from colibri.lower import lower
 from colibri.package import open_package
 from colibri.passes import optimize
-from colibri.passes.merge import merge_gates
 from colibri.passes.read import read_weights
-from colibri.plan import plan
+from colibri.plan import planned
 from colibri.program import Program
 from colibri.quantize.deferred import Energies, quantize_deferred
 from colibri.tokenizer import Tokenizer, copy_files
@@ -88,12 +86,7 @@ def export_lm(
     graph = quantize_deferred(graph, dtype, activations=activations, share=share, energies=energies,
                               masks=frozenset(logit_masks(graph)))  # fmt: skip
     stage("quantize", graph)
-    graph = merge_gates(graph)
-    stage("merge", graph)
-    program = lower(graph, max_batch)
-    stage("program", program)
-    plan(program)
-    stage("plan", program)
+    graph, program = planned(graph, max_batch, stage)
     rows = random_text(graph, _TEXT) if text is None else [x[: graph.context] for x in text]
     golden_rows = min(golden_rows, len(rows[0]))
     small = program.macs * len(rows[0]) <= _REFERENCE_WORK and _weights(program) <= _REFERENCE_BYTES

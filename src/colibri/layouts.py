@@ -59,6 +59,25 @@ def page_bytes(cache: str, key: int, value: int) -> int:
     return PAGE // LANES * block_bytes(layout, key) + values + (4 * PAGE if cache == "int8" else 0)
 
 
+def cache_pages(context: int, window: int, samples: int) -> int:
+    """Pages of a cache for texts of `context` tokens, run `samples` at a time.
+
+    What the first token of a chunk sees through its `window` (0: everything) is still there when the last is stored.
+    """
+    pages = -(-context // PAGE)
+    return min(pages, (window + samples - 2) // PAGE + 2) if window else pages
+
+
+def delay_slots(context: int, steps: int, samples: int) -> int:
+    """Positions a delay keeps: a chunk, and what its first token looks back at."""
+    return min(samples, context) + steps
+
+
+def attention_macs(heads: int, key: int, value: int, window: int, context: int) -> int:
+    """Multiply-accumulates of attention for the last token of a full context."""
+    return heads * (key + value) * (min(window, context) or context)
+
+
 def store(value: Weight, layout: str) -> bytes:
     """The bytes of a constant, or of a matrix's residual, in `layout`; see docs/format.md."""
     value = loaded(value)

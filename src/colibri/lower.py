@@ -13,7 +13,15 @@ import numpy as np
 
 from colibri.errors import ExportError
 from colibri.graph import Graph, Node, Router, Shape, expert_numbers, is_absent
-from colibri.layouts import layout_of, page_bytes, record_floats, stored_size
+from colibri.layouts import (
+    attention_macs,
+    cache_pages,
+    delay_slots,
+    layout_of,
+    page_bytes,
+    record_floats,
+    stored_size,
+)
 from colibri.program import Buffer, Expert, Layer, Op, Operand, Part, Place, Program, Section, Tensor, View, liveness
 from colibri.spec import ALIGN_BUFFER, ALIGN_MODEL, EXPERT_TILE, LIMIT, OPCODES, PAGE, align
 from colibri.weights import Weight, kind_of
@@ -383,9 +391,7 @@ class _Lowering:
         heads, key = self.graph.shapes[node.inputs[0]]
         kv, value = self.graph.shapes[node.inputs[2]]
         cache, window = node.attrs.get("cache", "fp32"), node.attrs.get("window", 0)
-        pages = -(-self.graph.context // PAGE)
-        if window:  # what the first token of a chunk sees is there when its last is stored
-            pages = min(pages, (window + self.samples - 2) // PAGE + 2)
+        pages = cache_pages(self.graph.context, window, self.samples)
         kept = self.keep(node, kv * pages * page_bytes(cache, key, value))
         dims = (key, value, kv, pages * PAGE)
         (k, _), (v, _) = self.rows(node.inputs[1]), self.rows(node.inputs[2])
@@ -398,12 +404,12 @@ class _Lowering:
             Op("attention", out, q, work=kept, func=cache, rows=heads, dims=dims, sa=(window,), w0=self.weight(node, 3),
                p0=node.attrs["scale"], p1=node.attrs.get("softcap", 0.0), comment=node.output)
         )  # fmt: skip
-        self.macs += heads * (key + value) * (min(window, self.graph.context) or self.graph.context)
+        self.macs += attention_macs(heads, key, value, window, self.graph.context)
         self.finish(node, after)
 
     def _delay(self, node: Node) -> None:
         (width,), steps = self.graph.shapes[node.output], node.attrs["steps"]
-        slots = min(steps + self.samples, self.graph.context + steps)
+        slots = delay_slots(self.graph.context, steps, self.samples)
         a, _ = self.rows(node.inputs[0])
         out, _, after = self.define_rows(node)
         self.ops.append(Op("delay", out, a, work=self.keep(node, 4 * width * slots), dims=(width, steps, slots),

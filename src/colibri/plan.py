@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from colibri.graph import Graph
+from colibri.lower import lower
+from colibri.passes.merge import merge_gates
 from colibri.program import Buffer, Op, Program, liveness
 from colibri.spec import ALIGN_BUFFER, HEAD_BYTES, align
 
@@ -139,6 +143,17 @@ class _Search:
         raised = floor.copy()
         raised[start:end] = [min(beside)] * (end - start)
         return self._place(waiting, raised, rest)
+
+
+def planned(graph: Graph, max_batch: int, on_stage: Callable[[str, Any], None]) -> tuple[Graph, Program]:
+    """The last stages of every export: the graph with its gates merged, and the program with every buffer placed."""
+    graph = merge_gates(graph)
+    on_stage("merge", graph)
+    program = lower(graph, max_batch)
+    on_stage("program", program)
+    plan(program)
+    on_stage("plan", program)
+    return graph, program
 
 
 def plan(program: Program) -> None:
