@@ -142,7 +142,8 @@ int32_t colibri_lm_sample(colibri_sampler_t *s, float *logits, int n, int32_t *s
     }
     int32_t best = 0;
     for (int32_t i = 1; i < n; ++i) {
-        best = logits[i] > logits[best] || logits[best] != logits[best] ? i : best;
+        const int number = logits[best] == logits[best]; /* not a NaN */
+        best = number ? (logits[i] > logits[best] ? i : best) : (logits[i] == logits[i] ? i : best);
     }
     if (!(s->temperature > 0.0f)) {
         return best;
