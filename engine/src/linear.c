@@ -5,7 +5,7 @@
 
 enum {
     CELL_BLOCKS = CLB_CELL_ROWS / CLB_LANES, /* a task computes whole cells of the residual */
-    CHUNK_BYTES = 1 << 17,   /* of a matrix that stay in the cache while every row passes over them */
+    CHUNK_BYTES = 1 << 18,   /* of a matrix that stay in the cache while every row passes over them */
     TASKS = 8,               /* of a matrix that is spread over threads, at least: none waits long for the last */
     PARALLEL_MACS = 1 << 16, /* below, handing work to threads costs more than it saves */
 };

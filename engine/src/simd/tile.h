@@ -17,16 +17,17 @@
  *   COVER(TILE)                 the shapes of tiles, by SHAPE(TILE, rows, vectors); COVER_INT4 likewise */
 #define MOST_VECTORS (CLB_PANEL / WIDE)
 
-enum { AHEAD = 1024 }; /* bytes a stream of weights is fetched ahead */
+enum { AHEAD = 1024 }; /* bytes a stream of weights is fetched ahead; behind its end, of the next tile's */
 enum format { F32, F16, I8 };
 
 typedef float totals[CLB_WIDTH]; /* of one row */
 
-/* The streams of some vectors, a cache line each; one row reads them faster than it computes. */
-V void prefetch(const uint8_t *at, size_t stride, uint32_t vectors)
+/* A cache line of each stream of some vectors, of `tile` read together; one row reads them faster than it computes. */
+V void prefetch(const uint8_t *w, size_t at, size_t stride, uint32_t vectors, uint32_t tile)
 {
+    const size_t ahead = at + AHEAD + (at + AHEAD < stride ? 0 : (tile * WIDE - 1) * stride);
     UNROLL for (uint32_t b = 0; b < vectors * WIDE; ++b) {
-        __builtin_prefetch(at + b * stride + AHEAD);
+        __builtin_prefetch(w + b * stride + ahead);
     }
 }
 
@@ -72,7 +73,7 @@ V void float_tile(enum format format, const uint8_t *w, size_t stride, uint32_t 
     uint32_t k = start;
     for (; k + steps <= end; k += steps) {
         if (rows == 1) {
-            prefetch(w + (size_t)k * each, stride, vectors);
+            prefetch(w, (size_t)k * each, stride, vectors, vectors);
         }
         UNROLL for (uint32_t i = 0; i < steps; ++i) {
             float_step(format, w, stride, vectors, x, rows, k + i, chain);
@@ -100,7 +101,7 @@ V void int8_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_re
     }
     TWICE for (uint32_t k = start; k < end; k += 4) {
         if (rows == 1 && k % 8 == 0) {
-            prefetch(w + 32 + (size_t)k * CLB_LANES, stride, vectors);
+            prefetch(w, 32 + (size_t)k * CLB_LANES, stride, vectors, vectors);
         }
         q8w weight[MOST_VECTORS];
         UNROLL for (uint32_t v = 0; v < vectors; ++v) {
@@ -123,10 +124,9 @@ V void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_re
     vf inner[MOST_VECTORS][CLB_TILE] = {0};
     for (uint32_t g = start / CLB_WEIGHT_GROUP; g < clb_ceil(end, CLB_WEIGHT_GROUP); ++g) {
         UNROLL for (uint32_t v = 0; v < vectors; ++v) {
-            const uint8_t *group = w + v * WIDE * stride + (size_t)g * (CLB_LANES * 18);
-            if (rows == 1) {
-                prefetch(group, stride, 1);
-                prefetch(group + 64, stride, 1);
+            const uint8_t *first = w + v * WIDE * stride, *group = first + (size_t)g * (CLB_LANES * 18);
+            for (size_t line = 0; rows == 1 && line < CLB_LANES * 18; line += 64) {
+                prefetch(first, (size_t)(group - first) + line, stride, 1, vectors);
             }
             const vf scale = f16_at(both_at(group, stride));
             vi low[4], high[4];
