@@ -17,17 +17,22 @@
  *   COVER(TILE)                 the shapes of tiles, by SHAPE(TILE, rows, vectors); COVER_INT4 likewise */
 #define MOST_VECTORS (CLB_PANEL / WIDE)
 
-enum { AHEAD = 1024 }; /* bytes a stream of weights is fetched ahead; behind its end, of the next tile's */
+enum { AHEAD = 1024 }; /* bytes a stream of weights is fetched ahead, beyond its end in the next tile's */
 enum format { F32, F16, I8 };
 
 typedef float totals[CLB_WIDTH]; /* of one row */
 
-/* A cache line of each stream of some vectors, of `tile` read together; one row reads them faster than it computes. */
-V void prefetch(const uint8_t *w, size_t at, size_t stride, uint32_t vectors, uint32_t tile)
+/* What to fetch while a tile of some vectors is at byte `at` of its streams. */
+V const uint8_t *ahead_of(const uint8_t *w, size_t at, size_t stride, uint32_t vectors)
 {
-    const size_t ahead = at + AHEAD + (at + AHEAD < stride ? 0 : (tile * WIDE - 1) * stride);
+    return w + AHEAD + (at + AHEAD < stride ? 0 : (vectors * WIDE - 1) * stride);
+}
+
+/* The streams of some vectors, a cache line each; one row reads them faster than it computes. */
+V void prefetch(const uint8_t *at, size_t stride, uint32_t vectors)
+{
     UNROLL for (uint32_t b = 0; b < vectors * WIDE; ++b) {
-        __builtin_prefetch(w + b * stride + ahead);
+        __builtin_prefetch(at + b * stride);
     }
 }
 
@@ -69,11 +74,12 @@ V void float_tile(enum format format, const uint8_t *w, size_t stride, uint32_t 
 {
     const uint32_t each = format == F32 ? 32 : format == F16 ? 16 : 8; /* bytes of an input's weights */
     const uint32_t steps = rows == 1 ? 64 / each : 2;
+    const uint8_t *ahead = ahead_of(w, (size_t)start * each, stride, vectors);
     vf chain[MOST_VECTORS][CLB_TILE] = {0};
     uint32_t k = start;
     for (; k + steps <= end; k += steps) {
         if (rows == 1) {
-            prefetch(w, (size_t)k * each, stride, vectors, vectors);
+            prefetch(ahead + (size_t)k * each, stride, vectors);
         }
         UNROLL for (uint32_t i = 0; i < steps; ++i) {
             float_step(format, w, stride, vectors, x, rows, k + i, chain);
@@ -88,6 +94,7 @@ V void float_tile(enum format format, const uint8_t *w, size_t stride, uint32_t 
 V void int8_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_record *x, uint32_t rows,
                       uint32_t start, uint32_t end, totals *total)
 {
+    const uint8_t *ahead = ahead_of(w, (size_t)start * CLB_LANES, stride, vectors);
     q8sum sum[MOST_VECTORS][CLB_TILE];
     UNROLL for (uint32_t r = 0; r < rows; ++r) {
         uint32_t inputs = 0;
@@ -101,7 +108,7 @@ V void int8_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_re
     }
     TWICE for (uint32_t k = start; k < end; k += 4) {
         if (rows == 1 && k % 8 == 0) {
-            prefetch(w, 32 + (size_t)k * CLB_LANES, stride, vectors, vectors);
+            prefetch(ahead + 32 + (size_t)k * CLB_LANES, stride, vectors);
         }
         q8w weight[MOST_VECTORS];
         UNROLL for (uint32_t v = 0; v < vectors; ++v) {
@@ -121,12 +128,14 @@ V void int8_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_re
 V void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_record *x, uint32_t rows,
                       uint32_t start, uint32_t end, totals *total)
 {
+    const uint8_t *ahead = ahead_of(w, (size_t)start / CLB_WEIGHT_GROUP * (CLB_LANES * 18), stride, vectors);
     vf inner[MOST_VECTORS][CLB_TILE] = {0};
     for (uint32_t g = start / CLB_WEIGHT_GROUP; g < clb_ceil(end, CLB_WEIGHT_GROUP); ++g) {
         UNROLL for (uint32_t v = 0; v < vectors; ++v) {
-            const uint8_t *first = w + v * WIDE * stride, *group = first + (size_t)g * (CLB_LANES * 18);
+            const size_t at = v * WIDE * stride + (size_t)g * (CLB_LANES * 18);
+            const uint8_t *group = w + at;
             for (size_t line = 0; rows == 1 && line < CLB_LANES * 18; line += 64) {
-                prefetch(first, (size_t)(group - first) + line, stride, 1, vectors);
+                prefetch(ahead + at + line, stride, 1);
             }
             const vf scale = f16_at(both_at(group, stride));
             vi low[4], high[4];
