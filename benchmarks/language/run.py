@@ -81,9 +81,7 @@ def measure(args: argparse.Namespace) -> None:
         if not args.no_far:
             data["far"].append(far(sides, max(args.threads), turns))
             if number == 0 or CONTESTS[number - 1][0] != dtype:  # once for each of ours
-                data["far"].append(
-                    far(_files(args.shape, dtype, kind, "int8", args.disk), max(args.threads), args.shape)
-                )
+                data["far"].append(far(_files(args.shape, dtype, kind, "int8", args.disk), max(args.threads), turns))
         data |= {"busy": busy.result(), "minutes": (time.monotonic() - begin) / 60}
         save("speed", data)
 

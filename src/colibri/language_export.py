@@ -31,7 +31,7 @@ from colibri.program import Program
 from colibri.quantize.deferred import Energies, quantize_deferred
 from colibri.tokenizer import Tokenizer, copy_files
 
-CHUNK = 128  # tokens the engine takes at once
+CHUNK = 256  # tokens the engine takes at once
 _TEXT = 64  # tokens of the text that stands in for a given one
 _REFERENCE_WORK = 1 << 32  # multiply-accumulates the reference is given; it takes some 20 s for them
 _REFERENCE_BYTES = 1 << 26  # of weights, of which the reference holds some as float32
