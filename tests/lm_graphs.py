@@ -78,3 +78,65 @@ def language_model(
     x = g.add("rmsnorm", x, g.add_constant("norm", 1 + normal(width) * 0.1), eps=1e-5)
     g.outputs = [g.add("linear", x, g.add_constant("head", matrix(vocab, width)), output="logits")]
     return g
+
+
+def encoder_decoder(
+    seed: int = 0,
+    *,
+    context: int = 200,
+    vocab: int = 40,
+    width: int = 16,
+    heads: int = 3,
+    dim: int = 8,
+    cache: str = "fp32",
+    layers: int = 1,
+    capacity: int = 0,
+    biases: bool = True,
+    encode: Any = None,
+) -> Graph:
+    """An encoder and a decoder with a mixture in each layer; the encoder's experts have a capacity."""
+    rng = np.random.default_rng(seed)
+    store = encode or (lambda matrix: matrix)
+    g = Graph("exchange", context=context, start=1)
+
+    def normal(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        return rng.normal(0, 1 / np.sqrt(shape[-1]), shape).astype(np.float32)
+
+    def linear(x: str, out: int, into: Graph = g) -> str:
+        return into.add("linear", x, into.add_constant("w", store(normal(out, into.shapes[x][-1]))))
+
+    def rows(x: str) -> str:
+        return g.add("reshape", linear(x, heads * dim), shape=(heads, dim))
+
+    def attend(x: str, k: str, v: str, sight: str, *bias: str) -> str:
+        y = g.add("attention", rows(x), k, v, *bias, scale=dim**-0.5, window=0, softcap=0.0, cache=cache, sight=sight)
+        return g.add("binary", x, linear(g.add("reshape", y, shape=(heads * dim,)), width), func="add")
+
+    def switch(x: str, most: int) -> str:
+        x = g.add("rmsnorm", x, g.add_constant("norm", 1 + normal(width) * 0.1), eps=1e-5)
+        experts = []
+        for e in range(4):
+            body = Graph(f"expert{e}")
+            h = body.add("unary", linear(body.add_input("x", (width,)), 12, body), func="relu")
+            body.outputs = [linear(h, width, body)]
+            experts.append(body)
+        logits = g.add("linear", x, g.add_constant("router", normal(4, width) * 3))
+        return g.add(
+            "binary", x, g.add("moe", x, logits, router=Router(4, 1, capacity=most), experts=experts), func="add"
+        )
+
+    def bias(name: str, distances: int) -> list[str]:
+        return [g.add_constant(name, normal(heads, distances) * 9)] if biases else []
+
+    token = g.add_input("token", (1,))
+    table = g.add_constant("embedding", store(rng.normal(0, 1, (vocab, width)).astype(np.float32)))
+    x = g.add("embed", token, table)
+    both, past = bias("both", 2 * context - 1), bias("past", context)
+    for _ in range(layers):
+        x = switch(attend(x, rows(x), rows(x), "all", *both), capacity)
+    seen = [(rows(x), rows(x)) for _ in range(layers)]
+    y = g.add("embed", token, table)
+    for n in range(layers):
+        y = switch(attend(attend(y, rows(y), rows(y), "past", *past), *seen[n], "source"), 0)
+    g.outputs = [g.add("linear", y, g.add_constant("head", store(normal(vocab, width))), output="logits")]
+    return g

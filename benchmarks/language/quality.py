@@ -29,6 +29,8 @@ OURS: dict[str, dict[str, Any]] = {
     "int8, cache int8": {"dtype": "int8", "cache": "int8"},
     "int8, float activations": {"dtype": "int8", "activations": "float"},
     "int8 with E, 1 %": {"dtype": "int8", "share": 0.01},
+    "int8 with E, 5 %": {"dtype": "int8", "share": 0.05},
+    "int8 with E, 8 %": {"dtype": "int8", "share": 0.08},
     "int4": {"dtype": "int4"},
     "int4, cache int8": {"dtype": "int4", "cache": "int8"},
     "int4 with E, 1 %": {"dtype": "int4", "share": 0.01},

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the two-layer shape, two rounds")
     parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--rounds", type=int, help="5; samples of every figure")
-    parser.add_argument("--contests", nargs="+", metavar="FORMAT", help="of the peer: Q8_0 Q4_0 Q4_K")
+    parser.add_argument("--contests", nargs="+", metavar="FORMAT",
+                        help="of the peer, only these: Q8_0 Q4_0 Q4_K; the results of the others are kept")  # fmt: skip
     parser.add_argument("--threads", nargs="+", type=int, default=list(THREADS))
     parser.add_argument("--no-far", action="store_true", help="leave position 4,096 out")
+    parser.add_argument("--only-far", action="store_true", help="measure position 4,096 alone")
     parser.add_argument("--disk", type=float, default=DISK, help="GB of models at a time; the oldest are deleted")
     parser.add_argument("--loaded", action="store_true", help="measure although other work runs beside")
     parser.add_argument("--report", action="store_true", help="only write the page of the results so far")
@@ -73,17 +76,30 @@ def measure(args: argparse.Namespace) -> None:
     rounds, turns = args.rounds or (2 if args.quick else 5), 1 if args.quick else 2
     busy, begin = Busy(), time.monotonic()
     data: dict[str, Any] = {"machine": _machine(), "shape": args.shape, "rounds": rounds, "contests": [], "far": []}
+    if args.contests:  # the others stay as they were measured before
+        data |= {name: results().get("speed", {}).get(name, []) for name in ("contests", "far")}
     for number, (dtype, kind) in enumerate(CONTESTS):
         if args.contests and kind not in args.contests:
             continue
         sides = _files(args.shape, dtype, kind, "fp16", args.disk)
-        data["contests"].append(contest(args.shape, sides, args.threads, rounds))
+        if not args.only_far:
+            _put(data["contests"], contest(args.shape, sides, args.threads, rounds), lambda c: c["kinds"])
         if not args.no_far:
-            data["far"].append(far(sides, max(args.threads), turns))
+            caches = ["fp16"]
             if number == 0 or CONTESTS[number - 1][0] != dtype:  # once for each of ours
-                data["far"].append(far(_files(args.shape, dtype, kind, "int8", args.disk), max(args.threads), turns))
+                caches.append("int8")
+            for cache in caches:
+                sides = _files(args.shape, dtype, kind, cache, args.disk)
+                _put(data["far"], far(sides, max(args.threads), turns),
+                     lambda f: [(c["kind"], c["cache"]) for c in f["cells"]])  # fmt: skip
         data |= {"busy": busy.result(), "minutes": (time.monotonic() - begin) / 60}
         save("speed", data)
+
+
+def _put(rows: list[Any], row: Any, key: Callable[[Any], Any]) -> None:
+    """Add a row in the place of one measured before, if any."""
+    at = next((n for n, old in enumerate(rows) if key(old) == key(row)), len(rows))
+    rows[at : at + 1] = [row]
 
 
 def _machine() -> dict[str, Any]:

@@ -62,6 +62,7 @@ enum colibri_error {
     COLIBRI_ERR_TOKENIZER = 31,   /* this is not a tokenizer.bin, or it is damaged: write or copy it again */
     COLIBRI_ERR_SCRATCH = 32,     /* the scratch memory is too small for this text: give it colibri_tokenizer_scratch() bytes */
     COLIBRI_ERR_OUTPUT = 33,      /* the output array is too small: give it room for as many elements as the count returned */
+    COLIBRI_ERR_SOURCE = 34,      /* an encoder-decoder model, and no other, reads a source text first: see colibri_lm_source */
     /* end of errors */
 };
 
@@ -92,6 +93,7 @@ typedef struct colibri_context {
     uint32_t position;       /* of a language model, tokens of the text run so far; a caller may set it to 0 for a new text */
     uint32_t context_tokens; /* most tokens of a text; 0: rows have nothing to do with each other */
     int32_t tail;            /* output rows wanted, the last ones of a batch; 0: all */
+    uint32_t source; /* of an encoder-decoder model, tokens of the source text; 0: the next run reads it, and writes no output */
 } colibri_context_t;
 
 /* Prepare a context inside `mem`.

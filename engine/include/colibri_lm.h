@@ -20,8 +20,15 @@ extern "C" {
  *   count   at least 1; any number that fits the context: they run in chunks of ctx->max_batch
  *   logits  float32, ctx->output_size of them
  * Returns an enum colibri_error. On COLIBRI_ERR_NULL, _BATCH (no token), _TOKEN (also of a model whose rows are more than an id)
- * and _CONTEXT nothing has been evaluated. */
+ * and _CONTEXT nothing has been evaluated; COLIBRI_ERR_SOURCE: an encoder-decoder model has not read a source text. */
 COLIBRI_API int colibri_lm_evaluate(colibri_context_t *ctx, const int32_t *tokens, int count, float *logits);
+
+/* Of an encoder-decoder model: read a source text and begin an empty text, which colibri_lm_evaluate appends to.
+ *   tokens  ids, 0 … vocabulary - 1
+ *   count   1 … the least of ctx->max_batch, ctx->context_tokens and 512: it is read at once, for every token sees all others
+ * Returns an enum colibri_error; on COLIBRI_ERR_NULL, _BATCH, _TOKEN, _CONTEXT and COLIBRI_ERR_SOURCE (of any other model)
+ * nothing has changed. */
+COLIBRI_API int colibri_lm_source(colibri_context_t *ctx, const int32_t *tokens, int count);
 
 /* Take the text back to its first `position` tokens, 0 … ctx->position. Layers with a sliding window keep only what they
  * still need: going back further than their cache reaches is COLIBRI_ERR_REWIND, and nothing has changed. */

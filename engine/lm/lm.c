@@ -5,23 +5,42 @@
 
 enum { CHUNK = 512 }; /* ids converted at once */
 
+/* Whether these tokens can follow `position` others. */
+static int fits(const colibri_context_t *ctx, uint32_t position, const int32_t *tokens, int count)
+{
+    const uint32_t most = ctx->context_tokens;
+    RETURN_IF(tokens == NULL, COLIBRI_ERR_NULL);
+    RETURN_IF(count < 1, COLIBRI_ERR_BATCH);
+    RETURN_IF(position > most || (uint32_t)count > most - position, COLIBRI_ERR_CONTEXT);
+    for (int i = 0; i < count; ++i) {
+        RETURN_IF(ctx->input_size != 1 || tokens[i] < 0 || (uint32_t)tokens[i] >= ctx->output_size, COLIBRI_ERR_TOKEN);
+    }
+    return COLIBRI_OK;
+}
+
+int colibri_lm_source(colibri_context_t *ctx, const int32_t *tokens, int count)
+{
+    RETURN_IF(ctx == NULL || ctx->model == NULL, COLIBRI_ERR_NULL);
+    RETURN_IF(((const clb_header *)(const void *)ctx->model)->encoder_ops == 0, COLIBRI_ERR_SOURCE);
+    const int error = fits(ctx, 0, tokens, count);
+    RETURN_IF(error != COLIBRI_OK, error);
+    RETURN_IF(count > ctx->max_batch || count > CHUNK, COLIBRI_ERR_BATCH);
+    float ids[CHUNK], none; /* this run has no output */
+    for (int i = 0; i < count; ++i) {
+        ids[i] = (float)tokens[i];
+    }
+    ctx->source = ctx->position = 0;
+    colibri_forward(ctx, ids, &none, count);
+    return ctx->status;
+}
+
 int colibri_lm_evaluate(colibri_context_t *ctx, const int32_t *tokens, int count, float *logits)
 {
-    if (ctx == NULL || ctx->model == NULL || tokens == NULL || logits == NULL) {
-        return COLIBRI_ERR_NULL;
-    }
-    if (count < 1) {
-        return COLIBRI_ERR_BATCH;
-    }
+    RETURN_IF(ctx == NULL || ctx->model == NULL || logits == NULL, COLIBRI_ERR_NULL);
     const clb_header *header = (const clb_header *)(const void *)ctx->model;
-    if (ctx->position > header->context_tokens || (uint32_t)count > header->context_tokens - ctx->position) {
-        return COLIBRI_ERR_CONTEXT;
-    }
-    for (int i = 0; i < count; ++i) {
-        if (ctx->input_size != 1 || tokens[i] < 0 || (uint32_t)tokens[i] >= ctx->output_size) {
-            return COLIBRI_ERR_TOKEN;
-        }
-    }
+    const int error = fits(ctx, ctx->position, tokens, count);
+    RETURN_IF(error != COLIBRI_OK, error);
+    RETURN_IF(header->encoder_ops != 0 && ctx->source == 0, COLIBRI_ERR_SOURCE);
     const int32_t tail = ctx->tail, alone = header->tail_op == header->main_ops; /* all rows or one */
     ctx->tail = 1;
     ctx->status = COLIBRI_OK;
@@ -53,19 +72,13 @@ static int reaches(const clb_op *op, uint32_t position, uint32_t end)
 
 int colibri_lm_rewind(colibri_context_t *ctx, int position)
 {
-    if (ctx == NULL || ctx->model == NULL) {
-        return COLIBRI_ERR_NULL;
-    }
+    RETURN_IF(ctx == NULL || ctx->model == NULL, COLIBRI_ERR_NULL);
     const uint32_t to = (uint32_t)position;
-    if (position < 0 || to > ctx->position) {
-        return COLIBRI_ERR_REWIND;
-    }
+    RETURN_IF(position < 0 || to > ctx->position, COLIBRI_ERR_REWIND);
     const clb_header *header = (const clb_header *)(const void *)ctx->model;
     const clb_op *ops = (const clb_op *)(const void *)(ctx->model + header->ops_offset);
     for (uint32_t n = 0; n < header->main_ops && to > 0; ++n) {
-        if (!reaches(&ops[n], to, ctx->position)) {
-            return COLIBRI_ERR_REWIND;
-        }
+        RETURN_IF(!reaches(&ops[n], to, ctx->position), COLIBRI_ERR_REWIND);
     }
     ctx->position = to;
     return COLIBRI_OK;
@@ -145,9 +158,7 @@ int32_t colibri_lm_sample(colibri_sampler_t *s, float *logits, int n, int32_t *s
         const int number = logits[best] == logits[best]; /* not a NaN */
         best = number ? (logits[i] > logits[best] ? i : best) : (logits[i] == logits[i] ? i : best);
     }
-    if (!(s->temperature > 0.0f)) {
-        return best;
-    }
+    RETURN_IF(!(s->temperature > 0.0f), best);
     const float largest = logits[best];
     float *weights = logits, lanes[CLB_LANES] = {0}, total;
     for (int32_t i = 0; i < n; ++i) {
@@ -183,9 +194,7 @@ int32_t colibri_lm_sample(colibri_sampler_t *s, float *logits, int n, int32_t *s
     float sum = 0.0f;
     for (int i = 0; i < kept - 1; ++i) {
         sum += weights[token_at(&o, i)];
-        if (sum > drawn) {
-            return token_at(&o, i);
-        }
+        RETURN_IF(sum > drawn, token_at(&o, i));
     }
     return token_at(&o, kept - 1);
 }

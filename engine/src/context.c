@@ -45,28 +45,28 @@ int colibri_get_num_experts(const uint8_t *model_bin)
 
 void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size)
 {
-    if (ctx == NULL || ctx->model == NULL) {
-        return;
-    }
+    RETURN_IF(ctx == NULL || ctx->model == NULL, );
     const clb_header *header = (const clb_header *)(const void *)ctx->model;
     const uint32_t samples = (uint32_t)batch_size, tokens = CLB_USED_TEXT ? header->context_tokens : 0;
-    const int part = ctx->tail > 0 && ctx->tail < batch_size; /* of the output */
+    const int reads = CLB_USED_TEXT && header->encoder_ops != 0 && ctx->source == 0; /* the source text */
+    const int part = !reads && ctx->tail > 0 && ctx->tail < batch_size;              /* of the output */
+    const uint32_t position = reads ? 0 : ctx->position;
     ctx->status = input == NULL || output == NULL                                        ? COLIBRI_ERR_NULL
                   : batch_size < 1 || batch_size > ctx->max_batch                        ? COLIBRI_ERR_BATCH
                   : part && (!CLB_USED_TEXT || header->tail_op == header->main_ops)      ? COLIBRI_ERR_BATCH
-                  : tokens != 0 && (ctx->position > tokens || samples > tokens - ctx->position) ? COLIBRI_ERR_CONTEXT
-                                                                                         : COLIBRI_OK;
-    if (ctx->status != COLIBRI_OK) {
-        return;
-    }
+                  : tokens != 0 && (position > tokens || samples > tokens - position || ctx->source > tokens)
+                      ? COLIBRI_ERR_CONTEXT
+                      : COLIBRI_OK;
+    RETURN_IF(ctx->status != COLIBRI_OK, );
     const uint32_t tail = CLB_USED_TEXT && part ? samples - (uint32_t)ctx->tail : 0;
     /* Nothing before the tail is written to the output, which begins with the tail's first row. */
     float *const rows = (float *)((uintptr_t)output - (uintptr_t)tail * ctx->output_size * sizeof(float));
     clb_frame frame = {.weights = ctx->model, .arena = (uint8_t *)ctx, .input = input, .output = rows, .ctx = ctx,
-                       .tail = tail, .position = CLB_USED_TEXT ? ctx->position : 0};
+                       .tail = tail, .position = CLB_USED_TEXT ? position : 0};
     clb_run_program(samples, &frame);
-    ctx->position += tokens != 0 ? samples : 0;
-    const size_t floats = (size_t)(samples - tail) * ctx->output_size;
+    ctx->source = reads ? samples : ctx->source;
+    ctx->position += tokens != 0 && !reads ? samples : 0;
+    const size_t floats = reads ? 0 : (size_t)(samples - tail) * ctx->output_size;
     for (size_t i = 0; i < floats; ++i) {
         output[i] = output[i] == output[i] ? output[i] : clb_nan();
     }
@@ -74,7 +74,6 @@ void colibri_forward(colibri_context_t *ctx, const float *input, float *output, 
 
 void colibri_free(colibri_context_t *ctx)
 {
-    if (ctx != NULL) {
-        ctx->model = NULL;
-    }
+    RETURN_IF(ctx == NULL, );
+    ctx->model = NULL;
 }

@@ -6,9 +6,7 @@ enum { CHUNK = 32 }; /* floats gathered at once where a row is strided */
 /* A row of `n` floats `stride` apart, as n contiguous ones: the row itself, or its copy in `buffer`. */
 CLB_STATIC_WALK const float *gather(const float *row, size_t stride, size_t n, float *buffer)
 {
-    if (stride == 1) {
-        return row;
-    }
+    RETURN_IF(stride == 1, row);
     for (size_t i = 0; i < n; ++i) {
         buffer[i] = row[i * stride];
     }

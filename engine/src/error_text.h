@@ -1,5 +1,5 @@
 /* Names and sentences of enum colibri_error, by value. Generated from src/colibri/spec.py. */
-static const char *const error_table[34][2] = {
+static const char *const error_table[35][2] = {
     {"COLIBRI_OK", "no error"},
     {"COLIBRI_ERR_NULL", "a pointer is null: pass the memory block, the model, the input and the output"},
     {"COLIBRI_ERR_MISALIGNED", "the model or the memory block is not aligned to 64 bytes: use _Alignas(64) or aligned_alloc"},
@@ -33,5 +33,6 @@ static const char *const error_table[34][2] = {
     {"COLIBRI_ERR_REWIND", "the positions to go back to are no longer in the cache: rewind to 0 and evaluate the text again"},
     {"COLIBRI_ERR_TOKENIZER", "this is not a tokenizer.bin, or it is damaged: write or copy it again"},
     {"COLIBRI_ERR_SCRATCH", "the scratch memory is too small for this text: give it colibri_tokenizer_scratch() bytes"},
-    {"COLIBRI_ERR_OUTPUT", "the output array is too small: give it room for as many elements as the count returned"}
+    {"COLIBRI_ERR_OUTPUT", "the output array is too small: give it room for as many elements as the count returned"},
+    {"COLIBRI_ERR_SOURCE", "an encoder-decoder model, and no other, reads a source text first: see colibri_lm_source"}
 };

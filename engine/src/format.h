@@ -88,6 +88,10 @@ enum clb_cache {
     CLB_CACHE_FP32, CLB_CACHE_FP16, CLB_CACHE_INT8, CLB_CACHE_COUNT
 };
 
+enum clb_sight {
+    CLB_SIGHT_PAST, CLB_SIGHT_ALL, CLB_SIGHT_SOURCE, CLB_SIGHT_COUNT
+};
+
 /* The first bytes of the file. */
 typedef struct {
     uint8_t magic[8];
@@ -95,7 +99,7 @@ typedef struct {
     uint64_t total_bytes, meta_bytes, shared_bytes, context_bytes, worst_macs, worst_bytes;
     uint32_t input_floats, output_floats, ports_offset, inputs, outputs, ops_offset, ops, main_ops, tensors_offset,
         tensors, layers_offset, layers, experts_offset, experts, golden_offset, golden_rows, golden_bytes, info_offset,
-        info_bytes, meta_crc, shared_crc, context_tokens, tail_op, reserved[24], header_crc;
+        info_bytes, meta_crc, shared_crc, context_tokens, tail_op, encoder_ops, reserved[23], header_crc;
 } CLB_ALIAS clb_header;
 _Static_assert(sizeof(clb_header) == 256, "no padding");
 

@@ -38,7 +38,8 @@ void clb_run_program(uint32_t samples, clb_frame *frame)
     clb_parse(frame->ctx->model, &model);
     frame->model = &model;
     frame->tensors = model.tensors;
-    for (uint32_t n = 0; n < model.header->main_ops; ++n) {
+    const uint32_t encoder = model.header->encoder_ops, reads = encoder != 0 && frame->ctx->source == 0;
+    for (uint32_t n = reads ? 0 : encoder; n < (reads ? encoder : model.header->main_ops); ++n) {
         const clb_op *op = &model.ops[n];
         if (op->code == CLB_OP_MOE) {
             clb_run_moe(&model.layers[op->w0], op, clb_route, run_expert, samples, frame);

@@ -38,10 +38,11 @@ CLB_WALK const float *clb_base_of(const clb_operand *v, const clb_frame *frame)
                                           : frame->input;
 }
 
-/* Take from their experts the choices beyond a capacity, in order, of each sample's `choices` by itself. */
-static void drop_overflow(const workspace *w, const clb_layer *layer, uint32_t samples, size_t choices)
+/* Take from their experts the choices beyond a capacity, in order, of each of the choices' equal `parts` by itself. */
+static void drop_overflow(const workspace *w, const clb_layer *layer, size_t parts, size_t choices)
 {
-    for (uint32_t s = 0; s < samples; ++s) {
+    choices /= parts;
+    for (size_t s = 0; s < parts; ++s) {
         memset(w->ends, 0, layer->experts * sizeof *w->ends);
         for (size_t i = s * choices; i < (s + 1) * choices; ++i) {
             if (++w->ends[w->experts[i]] > layer->capacity) {
@@ -83,7 +84,7 @@ CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *
         route(layer, &gate, clb_row_of(&op->b, logits, rows, t), w.experts + t * k, w.weights + t * k);
     }
     if (layer->capacity != 0) {
-        drop_overflow(&w, layer, samples, (size_t)rows * k);
+        drop_overflow(&w, layer, CLB_USED_TEXT && ctx->context_tokens != 0 ? 1 : samples, choices); /* a text is a whole */
     }
     if (ctx->on_route != NULL) {
         ctx->on_route(ctx->user, (int)op->w0, w.experts, (int)tokens, (int)k);

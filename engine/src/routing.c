@@ -66,9 +66,7 @@ CLB_STATIC_WALK float scores_of(uint32_t score, const clb_kernels *kernels, cons
                                 uint32_t n, float *scores)
 {
     pick(logits, of, n, scores);
-    if (score == CLB_SCORE_SOFTMAX) {
-        return clb_exp_sum(scores, n, kernels);
-    }
+    RETURN_IF(score == CLB_SCORE_SOFTMAX, clb_exp_sum(scores, n, kernels));
     if (score == CLB_SCORE_SIGMOID) {
         each(CLB_UNARY_SIGMOID, scores, n, kernels);
     } else if (score == CLB_SCORE_SQRT_SOFTPLUS) {

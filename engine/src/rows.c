@@ -4,9 +4,7 @@
 CLB_STATIC_WALK float *token_at(const clb_routed *r, int out, size_t position)
 {
     const uint32_t choice = r->order[position];
-    if (!out) {
-        return clb_row_of(&r->op->a, r->x, r->op->rows, choice / r->k);
-    }
+    RETURN_IF(!out, clb_row_of(&r->op->a, r->x, r->op->rows, choice / r->k));
     return r->k == 1 ? clb_row_of(&r->op->out, r->y, r->op->rows, choice) : r->y + (size_t)choice * r->d_out;
 }
 

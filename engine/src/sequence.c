@@ -93,14 +93,14 @@ typedef struct {
     const clb_op *op;
     const clb_frame *frame;
     cache c;
-    const float *sinks; /* NULL: none */
-    uint32_t samples, group, tiles; /* tiles: of a key head */
+    const float *sinks, *bias; /* NULL: none; of each head `span` biases, the own position's in the `middle` */
+    uint32_t samples, group, tiles, span, middle; /* tiles: of a key head */
 } attention;
 
 typedef struct {
-    const float *q;
+    const float *q, *bias; /* bias: of position 0 */
     float *out, best, sum; /* the largest score so far; the sum of exp(score - best) */
-    uint32_t last;         /* its token's position */
+    uint32_t last;         /* the last position it sees */
 } query;
 
 /* Scores of a row as the weights of their values. */
@@ -114,6 +114,9 @@ CLB_STATIC_WALK void weigh(const attention *t, query *row, float *w, uint32_t st
     }
     for (uint32_t j = 0; j < count; ++j) {
         w[j] = cap != 0.0f ? clb_tanh(w[j] * factor / cap) * cap : w[j] * factor;
+    }
+    for (uint32_t j = 0; row->bias != NULL && j < count; ++j) {
+        w[j] += row->bias[start + j];
     }
     for (uint32_t j = 0; j < clb_ceil(count, CLB_LANES) * CLB_LANES; ++j) {
         w[j] = j < count && start + j >= begin ? w[j] : -clb_inf();
@@ -175,6 +178,7 @@ CLB_STATIC_WALK void look(const attention *t, query *rows, uint32_t n, uint32_t 
 CLB_STATIC_WALK void attend(void *arg, uint32_t index)
 {
     const attention *t = arg;
+    const uint32_t sight = t->op->sa[1], here = t->frame->position;
     const uint32_t head = index / t->tiles, from = index % t->tiles * CLB_TILE;
     const uint32_t n = clb_min(t->samples * t->group - from, CLB_TILE);
     query rows[CLB_TILE];
@@ -182,13 +186,15 @@ CLB_STATIC_WALK void attend(void *arg, uint32_t index)
         const uint32_t sample = (from + i) / t->group, own = head * t->group + (from + i) % t->group;
         rows[i].q = clb_locate(&t->op->a, t->frame, NULL, sample, own);
         rows[i].out = (float *)(uintptr_t)clb_locate(&t->op->out, t->frame, NULL, sample, own);
-        rows[i].last = t->frame->position + sample;
+        rows[i].bias = t->bias == NULL ? NULL : t->bias + (size_t)own * t->span + (t->middle - here - sample);
+        rows[i].last = (sight == CLB_SIGHT_SOURCE ? t->frame->ctx->source
+                        : sight == CLB_SIGHT_ALL  ? here + t->samples
+                                                  : here + sample + 1) - 1;
         rows[i].best = t->sinks == NULL ? -clb_inf() : t->sinks[own];
         rows[i].sum = t->sinks == NULL ? 0.0f : 1.0f;
         memset(rows[i].out, 0, t->c.value * sizeof(float));
     }
-    const uint32_t earliest = t->frame->position + from / t->group, latest = t->frame->position + (from + n - 1) / t->group;
-    for (uint32_t page = clb_first_seen(t->op, earliest) / CLB_PAGE; page <= latest / CLB_PAGE; ++page) {
+    for (uint32_t page = clb_first_seen(t->op, here + from / t->group) / CLB_PAGE; page <= rows[n - 1].last / CLB_PAGE; ++page) {
         for (uint32_t i = 0, end; i < n; i = end) {
             const uint32_t last = rows[i].last, next = (page + 1) * CLB_PAGE;
             for (end = i + 1; end < n && (rows[end].last == last ||
@@ -210,8 +216,11 @@ CLB_WALK void clb_attention(const clb_op *op, uint32_t samples, const clb_frame 
 {
     enum { SPREAD_MACS = 1 << 15 }; /* below, handing work to threads costs more than it saves */
     const uint32_t group = op->rows / op->dims[2];
+    const uint32_t span = op->w1 == CLB_NONE ? 0 : frame->tensors[op->w1].cols / op->rows;
     attention t = {.op = op, .frame = frame, .c = cache_of(op, frame), .samples = samples, .group = group,
                    .sinks = (const float *)(const void *)clb_tensor_at(frame, op->w0),
+                   .bias = (const float *)(const void *)clb_tensor_at(frame, op->w1), .span = span,
+                   .middle = op->sa[1] == CLB_SIGHT_ALL ? span / 2 : span - 1,
                    .tiles = clb_ceil(samples * group, CLB_TILE)};
     const uint64_t macs = (uint64_t)samples * op->rows * (frame->position + samples) * (t.c.key + t.c.value);
     CLB_SPREAD(frame->ctx, frame->ctx->parallel != NULL && macs >= SPREAD_MACS, attend, &t, t.c.heads * t.tiles);
@@ -221,12 +230,8 @@ CLB_WALK void clb_attention(const clb_op *op, uint32_t samples, const clb_frame 
 static float stored(uint32_t layout, const uint8_t *block, uint32_t lane, uint32_t col)
 {
     const size_t at = (size_t)col * CLB_LANES + lane;
-    if (layout == CLB_LAYOUT_ROWS8_F32) {
-        return ((const float *)(const void *)block)[at];
-    }
-    if (layout == CLB_LAYOUT_ROWS8_F16) {
-        return clb_half(((const uint16_t *)(const void *)block)[at]);
-    }
+    RETURN_IF(layout == CLB_LAYOUT_ROWS8_F32, ((const float *)(const void *)block)[at]);
+    RETURN_IF(layout == CLB_LAYOUT_ROWS8_F16, clb_half(((const uint16_t *)(const void *)block)[at]));
     if (layout == CLB_LAYOUT_ROWS8_I8) {
         const float *scale = (const float *)(const void *)block;
         return (float)(int8_t)block[(CLB_LANES + col / 4 * CLB_LANES + lane) * 4 + col % 4] * scale[lane];

@@ -92,7 +92,8 @@ typedef struct {
     const clb_model *model;
     const clb_expert *expert;
     uint64_t samples, work, work_end;
-    int early; /* before the tail, whose rows alone the caller's output may hold */
+    int early;   /* before the tail, whose rows alone the caller's output may hold */
+    int decodes; /* there is a source text, and it has been read */
 } scope;
 
 /* What is done with an operand: `READ_ONCE` and `WRITE` forbid that two rows share an element, which bounds the work. */
@@ -108,9 +109,8 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
     const uint64_t rows = (uint64_t)(op->rows - 1) * v->row_stride + extent;
     uint64_t span = (s->samples - 1) * v->sample_stride + rows, space;
     int separate = s->samples == 1 || v->sample_stride >= rows;
-    if (v->offset % sizeof(float) != 0 || v->sample_stride > CLB_LIMIT || v->row_stride > CLB_LIMIT || v->reserved != 0) {
-        return 0;
-    }
+    RETURN_IF(v->offset % sizeof(float) != 0 || v->sample_stride > CLB_LIMIT || v->row_stride > CLB_LIMIT ||
+              v->reserved != 0, 0);
     switch (v->space) {
     case CLB_SPACE_ARENA:
         RETURN_IF(v->offset < CLB_HEAD_BYTES, 0);
@@ -241,14 +241,17 @@ static int cache_fits(const scope *s, const clb_op *op)
 }
 
 /* Operations that know of positions: outside experts, in language models only. */
-static int sequence_fits(const scope *s, const clb_op *op, const clb_tensor *w0)
+static int sequence_fits(const scope *s, const clb_op *op, const clb_tensor *w0, const clb_tensor *w1)
 {
     const clb_header *h = s->model->header;
     const uint32_t *d = op->dims;
     const uint64_t tokens = h->context_tokens;
     RETURN_IF(s->expert != NULL || tokens == 0, 0);
     if (op->code == CLB_OP_CACHE || op->code == CLB_OP_ATTENTION) {
-        const int stores = op->code == CLB_OP_CACHE;
+        const int stores = op->code == CLB_OP_CACHE, all = op->sa[1] == CLB_SIGHT_ALL;
+        RETURN_IF(op->sa[1] >= CLB_SIGHT_COUNT || (op->sa[1] != CLB_SIGHT_PAST && op->sa[0] != 0) ||
+                  (op->sa[1] == CLB_SIGHT_SOURCE && (!s->decodes || w1 != NULL)), 0);
+        RETURN_IF(w1 != NULL && (w1->layout != CLB_LAYOUT_FLAT || w1->cols / op->rows < (all ? 2 * tokens - 1 : tokens)), 0);
         return cache_fits(s, op) && operand_fits(s, op, &op->a, d[0], NULL, READ) &&
                (stores ? op->rows == d[2] && operand_fits(s, op, &op->b, d[1], NULL, READ)
                        : op->rows % d[2] == 0 && is_vector(w0, op->rows) && s->samples * op->rows <= CLB_LIMIT &&
@@ -287,17 +290,15 @@ static int op_fits(const scope *s, const clb_op *op)
         return n >= 1 && n <= CLB_LIMIT && is_vector(w0, n) && is_vector(w1, n) && op->b.space == CLB_SPACE_NONE &&
                operand_fits(s, op, &op->a, n, NULL, READ) && operand_fits(s, op, &op->out, n, NULL, WRITE);
     case CLB_OP_REDUCE: return op->b.space == CLB_SPACE_NONE && reduce_fits(s, op);
-    default: return op->code > CLB_OP_MOE && op->code < CLB_OP_COUNT && sequence_fits(s, op, w0);
+    default: return op->code > CLB_OP_MOE && op->code < CLB_OP_COUNT && sequence_fits(s, op, w0, w1);
     }
 }
 
 /* Multiply-accumulates of an operation on one sample, at the end of a text that fills the context. */
 static uint64_t macs_of(const clb_op *op, uint32_t tokens)
 {
-    if (op->code == CLB_OP_ATTENTION) {
-        const uint32_t seen = op->sa[0] == 0 || tokens < op->sa[0] ? tokens : op->sa[0];
-        return (uint64_t)op->rows * ((uint64_t)op->dims[0] + op->dims[1]) * seen;
-    }
+    const uint64_t seen = op->code == CLB_OP_ATTENTION ? tokens - clb_first_seen(op, tokens - 1) : 0;
+    RETURN_IF(seen != 0, op->rows * ((uint64_t)op->dims[0] + op->dims[1]) * seen);
     return op->code == CLB_OP_LINEAR || op->code == CLB_OP_LINEAR_Q
                ? (uint64_t)op->rows * op->dims[0] * op->dims[1]
                : 0;
@@ -308,9 +309,7 @@ static int expert_program_fits(const scope *s)
     uint64_t macs = 0;
     for (uint32_t i = 0; i < s->expert->ops; ++i) {
         const clb_op *op = &s->model->ops[s->expert->first_op + i];
-        if (!op_fits(s, op)) {
-            return 0;
-        }
+        RETURN_IF(!op_fits(s, op), 0);
         macs += macs_of(op, 0);
     }
     return macs == s->expert->macs;
@@ -345,11 +344,9 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number,
 {
     const clb_model *m = whole->model;
     const clb_tensor *bias, *scale;
-    if (op->w0 != layer_number || !tensor_of(whole, op->w1, &bias) || !tensor_of(whole, op->w2, &scale) ||
-        op->before != 0 || op->rows < 1 || op->rows > CLB_LIMIT || op->a.space == CLB_SPACE_CONST ||
-        op->b.space == CLB_SPACE_CONST) {
-        return 0;
-    }
+    RETURN_IF(op->w0 != layer_number || !tensor_of(whole, op->w1, &bias) || !tensor_of(whole, op->w2, &scale) ||
+              op->before != 0 || op->rows < 1 || op->rows > CLB_LIMIT || op->a.space == CLB_SPACE_CONST ||
+              op->b.space == CLB_SPACE_CONST, 0);
     const clb_layer *l = &m->layers[layer_number];
     const uint64_t tokens = whole->samples * op->rows;
     RETURN_IF(tokens > CLB_LIMIT / l->k, 0);
@@ -374,9 +371,7 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number,
         const int shared = last != NULL && e->first_op == last->first_op && e->ops == last->ops &&
                            e->bytes == last->bytes && e->macs == last->macs;
         s.expert = last = e;
-        if (!shared && (e->first_op < *next_op || !expert_program_fits(&s))) {
-            return 0;
-        }
+        RETURN_IF(!shared && (e->first_op < *next_op || !expert_program_fits(&s)), 0);
         *next_op = e->first_op + e->ops;
     }
     *macs += op->rows * costliest(m->experts + l->first_expert, l->experts, l->k);
@@ -418,10 +413,9 @@ static int program_fits(const clb_model *m, uint64_t *choices)
     *choices = 0;
     for (uint32_t n = 0; n < h->main_ops; ++n) {
         const clb_op *op = &m->ops[n];
-        whole.early = n < h->tail_op && h->tail_op < h->main_ops;
-        if (n >= h->tail_op && op->code >= CLB_OP_MOE) { /* what later tokens see, or knows of positions */
-            return 0;
-        }
+        whole.decodes = n >= h->encoder_ops && h->encoder_ops != 0;
+        whole.early = n < h->encoder_ops || (n < h->tail_op && h->tail_op < h->main_ops);
+        RETURN_IF(n >= h->tail_op && op->code >= CLB_OP_MOE, 0); /* what later tokens see, or knows of positions */
         if (op->code == CLB_OP_MOE) {
             RETURN_IF(layer >= h->layers || !moe_fits(&whole, op, layer, &next_op, &macs), 0);
             *choices += (uint64_t)op->rows * m->layers[layer++].k;
@@ -430,7 +424,8 @@ static int program_fits(const clb_model *m, uint64_t *choices)
             macs += macs_of(op, h->context_tokens);
         }
     }
-    return layer == h->layers && macs == h->worst_macs && h->tail_op <= h->main_ops;
+    return layer == h->layers && macs == h->worst_macs && h->tail_op <= h->main_ops && h->encoder_ops <= h->tail_op &&
+           (h->encoder_ops == 0 || h->context_tokens != 0);
 }
 
 static int certificate_fits(const clb_model *m, uint64_t choices)
@@ -438,9 +433,7 @@ static int certificate_fits(const clb_model *m, uint64_t choices)
     const clb_header *h = m->header;
     const uint64_t bytes = sizeof(clb_golden) + (uint64_t)h->input_floats * sizeof(float) + (choices + 1) / 2 * 4;
     for (uint32_t n = 0; n < h->golden_rows; ++n) {
-        if (h->golden_bytes != bytes) {
-            return 0;
-        }
+        RETURN_IF(h->golden_bytes != bytes, 0);
         const uint8_t *row = m->bytes + h->golden_offset + (uint64_t)n * bytes;
         RETURN_IF(((const clb_golden *)(const void *)row)->choices != choices, 0);
     }

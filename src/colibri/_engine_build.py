@@ -11,7 +11,8 @@ ENGINE = Path(__file__).resolve().parents[2] / "engine"
 ffi = FFI()
 ffi.cdef("""
 typedef struct {
-    int32_t status; int32_t max_batch; uint32_t input_size, output_size, position, context_tokens; int32_t tail; ...;
+    int32_t status; int32_t max_batch; uint32_t input_size, output_size, position, context_tokens; int32_t tail;
+    uint32_t source; ...;
 } colibri_context_t;
 colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin);
 void colibri_free(colibri_context_t *ctx);
@@ -25,6 +26,7 @@ const char *colibri_error_name(int error);
 const char *colibri_error_text(int error);
 const char *colibri_version(void);
 void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size);
+void forward_rows(colibri_context_t *ctx, const float *input, float *output, int batch_size);
 void forward_recording(colibri_context_t *ctx, const float *input, float *output, int batch_size, int32_t *choices,
                        float *logits);
 typedef struct {
@@ -32,6 +34,7 @@ typedef struct {
     uint64_t seed;
 } colibri_sampler_t;
 int colibri_lm_evaluate(colibri_context_t *ctx, const int32_t *tokens, int count, float *logits);
+int colibri_lm_source(colibri_context_t *ctx, const int32_t *tokens, int count);
 int colibri_lm_rewind(colibri_context_t *ctx, int position);
 int32_t colibri_lm_sample(colibri_sampler_t *sampler, float *logits, int vocabulary, int32_t *scratch);
 typedef struct { ...; } colibri_pool_t;
@@ -96,7 +99,16 @@ static void record(void *user, int layer, const int32_t *experts, int tokens, in
     }
 }
 
-/* colibri_forward, with every choice of every layer copied to `choices`, and what they were chosen by to `logits`. A
+/* colibri_forward; where an encoder-decoder model has read no source text, the rows, first read as one. */
+static void forward_rows(colibri_context_t *ctx, const float *input, float *output, int batch_size)
+{
+    const clb_header *header = (const clb_header *)(const void *)ctx->model;
+    for (int run = header->encoder_ops == 0 || ctx->source != 0; run < 2; ++run) {
+        colibri_forward(ctx, input, output, batch_size);
+    }
+}
+
+/* forward_rows, with every choice of every layer copied to `choices`, and what they were chosen by to `logits`. A
  * hook that was there sees nothing of it. */
 static void forward_recording(colibri_context_t *ctx, const float *input, float *output, int batch_size,
                               int32_t *choices, float *logits)
@@ -106,7 +118,7 @@ static void forward_recording(colibri_context_t *ctx, const float *input, float 
     void *const user = ctx->user;
     ctx->on_route = record;
     ctx->user = &r;
-    colibri_forward(ctx, input, output, batch_size);
+    forward_rows(ctx, input, output, batch_size);
     ctx->on_route = hook;
     ctx->user = user;
 }

@@ -226,7 +226,7 @@ def _export_language(
         task = bar.add_task("write", total=None)
         return exporter.export_lm(
             load_checkpoint(model, context, cache), output, dtype=dtype, activations=activations, share=share or 0.0,
-            max_batch=max_batch or exporter.CHUNK, expert_align=expert_align, workers=workers, style=style,
+            max_batch=max_batch, expert_align=expert_align, workers=workers, style=style,
             sources=sorted([*model.glob("*.safetensors"), model / "config.json"]), tokenizer=model,
             on_progress=lambda done, total, name: bar.update(task, completed=done, total=total),
             say=lambda sentence: err.print(plain(sentence), highlight=False, soft_wrap=True),

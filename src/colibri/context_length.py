@@ -57,6 +57,9 @@ def set_context(path: str | Path, tokens: int, in_place: bool = False) -> Change
     """
     image = find(path)
     package = open_package(image)
+    if int(package.header["encoder_ops"]):
+        raise ModelError(f"{image} has biases for the distances in texts of {int(package.header['context_tokens']):,} "
+                         f"tokens: export the model with --context {tokens}")  # fmt: skip
     most, least = longest_context(package), max(1, int(package.header["golden_rows"]))
     if tokens > most:
         raise ModelError(

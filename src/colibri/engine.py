@@ -50,6 +50,8 @@ class Model:
         self._output_size = sum(prod(p.shape) for p in package.outputs)
         main = package.ops[: int(package.header["main_ops"])]
         moe = main[main["code"] == spec.OPCODES.index("moe")]
+        # Operations that read a source text: the rows of such a model are each their own, and run alone.
+        self._encoder_ops = int(package.header["encoder_ops"])
         # tokens a row, k, experts
         self._layers = [(int(op["rows"]), *map(int, package.layers[op["w0"]][["k", "experts"]])) for op in moe]
         # What an application does again and again runs in C: see _engine_call.c.
@@ -116,17 +118,17 @@ class Model:
         return self._by_layer(pieces, logits)
 
     def _by_layer(
-        self, pieces: list[Recorded], logits: bool
+        self, pieces: list[Recorded], logits: bool, begin: int = 0
     ) -> list[tuple[np.ndarray[Any, np.dtype[np.int32]], Array]]:
-        """What was recorded in pieces of a batch, layer by layer, with the original model's numbers."""
+        """What was recorded in pieces of a batch, layer by layer from `begin` on, with the original model's numbers."""
         layers: list[tuple[np.ndarray[Any, np.dtype[np.int32]], Array]] = []
         choice_at = logit_at = 0
-        for tokens, k, experts in self._layers:
+        for tokens, k, experts in self._layers[begin:]:
             width, logit_width = tokens * k, tokens * experts if logits else 0
             chosen = [p.choices[p.rows * choice_at :][: p.rows * width].reshape(p.rows, tokens, k) for p in pieces]
             shape = (tokens, experts if logits else 0)
             scores = [p.logits[p.rows * logit_at :][: p.rows * logit_width].reshape(p.rows, *shape) for p in pieces]
-            choices, numbers = np.concatenate(chosen), self.package.numbers(len(layers))
+            choices, numbers = np.concatenate(chosen), self.package.numbers(begin + len(layers))
             layers.append((np.where(choices < 0, choices, numbers[choices]), np.concatenate(scores)))
             choice_at, logit_at = choice_at + width, logit_at + logit_width
         return layers
@@ -179,7 +181,7 @@ class Model:
         return np.concatenate([x.reshape(len(x), -1) for x in arrays], axis=1, dtype=np.float32)
 
     def _run(self, rows: Array, recorded: list[Recorded] | None = None, logits: bool = False) -> Array:
-        batch, step = len(rows), self.max_batch
+        batch, step = len(rows), 1 if self._encoder_ops else self.max_batch
         out = np.empty((batch, self._output_size), np.float32)
         x, y = ffi.from_buffer("float[]", rows), ffi.from_buffer("float[]", out)
         context = self._context()
@@ -188,8 +190,9 @@ class Model:
             for first in range(0, batch, step):
                 count = min(step, batch - first)
                 at = x + first * self._input_size, y + first * self._output_size
+                context[1].source = 0
                 if recorded is None:
-                    lib.colibri_forward(context[1], *at, count)
+                    lib.forward_rows(context[1], *at, count)
                 else:
                     recorded.append(self._recording(context[1], *at, count, logits))
                 if context[1].status:

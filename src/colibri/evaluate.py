@@ -64,6 +64,10 @@ def evaluate(
 
     Raises ModelError where there is nothing to predict, or the models do not have the same tokens.
     """
+    for model in filter(None, (lm, against)):
+        if model.longest_source:
+            raise ModelError(f"{model.package.path} answers a source text, and does not go on with one: read the "
+                             "source and take the logits of its answer (colibri.load, read, logits)")  # fmt: skip
     ids, start = lm.tokenizer.encode(text, special=False), _beginning(lm.tokenizer)
     first = 0 if start else 1
     end = len(ids) if tokens is None else min(len(ids), first + tokens)

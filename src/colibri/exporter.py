@@ -21,7 +21,6 @@ from colibri.emit.files import write_files
 from colibri.engine import Model, load
 from colibri.errors import ExportError
 from colibri.graph import Array, Graph, expert_numbers, is_absent, logit_masks
-from colibri.language_export import CHUNK as CHUNK
 from colibri.language_export import export_lm as export_lm
 from colibri.passes import optimize
 from colibri.passes.prune import PROVEN as PROVEN

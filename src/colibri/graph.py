@@ -7,6 +7,10 @@ the leading axes as independent rows ("tokens").
 In a language model (`Graph.context` > 0) the samples are the tokens of one text: sample n of a run is the token at
 position n, and `rope`, `attention` and `delay` look at the positions up to their own. Everything else stays as it is.
 
+An encoder-decoder model has two texts. The nodes that attention of sight `source` takes its keys and values from, and
+all those before them (`Graph.encoder`), run on the tokens of the source text, all others on those of the text. The
+input is the id of either.
+
 This file knows the operations, their shapes and their attributes; what they compute is defined, to the last bit, in
 `colibri.reference`.
 """
@@ -38,6 +42,7 @@ NORMALIZE = ("none", "sum", "softmax", "one", "clamped")
 GROUP_RULES = ("max", "top2")
 APPLY = ("output", "input")
 CACHES = ("fp32", "fp16", "int8")
+SIGHTS = ("past", "all", "source")
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,7 @@ class Graph:
     constants: dict[str, Weight] = field(default_factory=dict)
     shapes: dict[str, Shape] = field(default_factory=dict)
     context: int = 0  # most tokens of a text; 0: samples have nothing to do with each other
+    start: int = 0  # of an encoder-decoder model, the token its texts begin with
 
     def add_input(self, name: str, shape: Shape) -> str:
         """Declare an input of per-sample `shape`; returns its name."""
@@ -209,12 +215,35 @@ class Graph:
         for name in self.outputs:
             if name not in fresh.shapes:
                 raise ExportError(f"output {name!r} is not defined")
+        self._validate_texts()
         if not self.outputs:
             raise ExportError(f"graph {self.name!r} has no outputs")
+
+    def _validate_texts(self) -> None:
+        encoder = self.encoder()
+        for n, node in enumerate(self.nodes):
+            inside = node.output in encoder
+            seen = node.inputs[:1] + node.inputs[3:] if sight(node) == "source" else node.inputs
+            if not inside and encoder & set(seen):
+                raise ExportError(f"{node.output}: {node.op} takes values of the source text beside those of the text")
+            if inside and n and self.nodes[n - 1].output not in encoder:
+                raise ExportError(f"{node.output}: what reads the source text comes before all other operations")
+            if inside != (sight(node) == "all") and sight(node) is not None:
+                raise ExportError(f"{node.output}: an encoder's attention, and no other, sees all of its text")
+            if self.context and not inside and node.op == "moe" and node.attrs["router"].capacity:
+                raise ExportError(f"{node.output}: a capacity is for tokens that come together, as a source text's do")
 
     def moe_nodes(self) -> Iterator[Node]:
         """The MoE nodes in the order they run; their position is the layer number reported everywhere."""
         return (node for node in self.nodes if node.op == "moe")
+
+    def encoder(self) -> set[str]:
+        """The values computed from the source text; empty but for encoder-decoder models."""
+        wanted = {name for node in self.nodes if sight(node) == "source" for name in node.inputs[1:3]}
+        for node in reversed(self.nodes):
+            if node.output in wanted:
+                wanted |= set(node.inputs)
+        return {node.output for node in self.nodes if node.output in wanted}
 
     def producers(self) -> dict[str, Node]:
         """Each node by the name of its output."""
@@ -390,12 +419,22 @@ def _rope(node: Node, shapes: list[Shape]) -> Shape:
     return shapes[0]
 
 
+def sight(node: Node) -> str | None:
+    """Of which positions an attention takes keys and values: one of SIGHTS; None for any other operation."""
+    return node.attrs.get("sight", "past") if node.op == "attention" else None
+
+
 def _attention(node: Node, shapes: list[Shape]) -> Shape:
     _need(len(shapes) in (3, 4) and all(len(s) == 2 for s in shapes[:3]), "needs q, k, v (heads, dim), perhaps sinks")
     (heads, dim), (kv, k_dim), (v_heads, v_dim) = shapes[:3]
     _need(kv == v_heads and heads % kv == 0, f"{heads} heads do not share {kv} key and {v_heads} value heads")
     _need(dim == k_dim, f"queries of {dim} do not fit keys of {k_dim}")
-    _need(len(shapes) == 3 or shapes[3] == (heads,), f"sinks {shapes[-1]} are not one for each of {heads} heads")
+    _need(len(shapes) == 3 or shapes[3][:1] == (heads,), f"sinks {shapes[-1]} are not one for each of {heads} heads")
+    seen, biased = sight(node), len(shapes) == 4 and len(shapes[3]) == 2
+    _need(seen in SIGHTS, f"sight is one of {', '.join(SIGHTS)}")
+    _need(seen == "past" or not node.attrs.get("window", 0), "only attention to the past has a window")
+    _need(not biased or seen != "source", "positions of two texts have no distance, and no bias")
+    _need(not biased or seen != "all" or shapes[3][1] % 2 == 1, "biases are for as many positions before as behind")
     _need(node.attrs.get("cache", "fp32") in CACHES, f"cache is one of {', '.join(CACHES)}")
     _need(node.attrs.get("window", 0) >= 0, "window must not be negative")
     return heads, v_dim
@@ -422,8 +461,9 @@ OPS: dict[str, Callable[[Node, list[Shape]], Shape]] = {
     "expand": _expand,  # NumPy broadcast_to; shape
     "embed": _embed,  # id (1,), table (ids, width) -> the id's row (width,), NaN where there is none
     "rope": _rope,  # x (…, dim), table (positions, turned): cosines, then sines -> x, its first elements turned
-    "attention": _attention,  # q (heads, dim), k (kv, dim), v (kv, width)[, sinks (heads,)] -> (heads, width);
-    # scale, window=0 (positions seen, 0: all), softcap=0, cache="fp32"
+    # q (heads, dim), k (kv, dim), v (kv, width)[, sinks (heads,) or biases (heads, distances)] -> (heads, width);
+    # scale, window=0 (positions seen, 0: all), softcap=0, cache="fp32", sight="past"
+    "attention": _attention,
     "delay": _delay,  # x (width,) -> x of `steps` positions before, zeros before the first
     "moe": _moe,  # x (…, in), logits (…, experts) -> (…, out); router: Router, experts: list[Graph]; numbers=None
 }

@@ -18,13 +18,18 @@ from colibri.tokenizer import Tokenizer
 
 Ids = Sequence[int] | np.ndarray[Any, Any]
 Routes = np.ndarray[Any, np.dtype[np.int32]]
+_SOURCE = 512  # tokens: see colibri_lm_source
+_NO_SOURCE = [name for name, _ in spec.ERRORS].index("SOURCE")
 
 
 class LanguageModel(Model):
     """A loaded language model. It holds one text, of which `position` tokens have been evaluated.
 
-    Calling it like any other model runs rows of ids (n, 1) as a text of their own and leaves the held text alone. Not
-    to be used from several threads at once, but for such calls.
+    Of an encoder-decoder model the text answers a source text, which `read` gives it; the text then begins with the
+    token `start`, and `generate` and `stream` take the source text as their prompt.
+
+    Calling it like any other model runs rows of ids (n, 1) as a text of their own (each its own source text) and leaves
+    the held text alone. Not to be used from several threads at once, but for such calls.
     """
 
     def __init__(
@@ -40,6 +45,9 @@ class LanguageModel(Model):
         self._tokenizer: Tokenizer | None = None
         self._counts = np.zeros(len(package.experts), np.uint64)
         self._counting: Any = None
+        self._source: list[int] = []
+        moe = package.ops[: self._encoder_ops]["code"] == spec.OPCODES.index("moe")
+        self._encoder_layers = int(moe.sum())
 
     @property
     def context(self) -> int:
@@ -50,6 +58,16 @@ class LanguageModel(Model):
     def position(self) -> int:
         """Tokens of the text evaluated so far."""
         return int(self._text[1].position)
+
+    @property
+    def start(self) -> int | None:
+        """The token that the texts of an encoder-decoder model begin with; None of other models."""
+        return int(self.package.info.get("start", 0)) if self._encoder_ops else None
+
+    @property
+    def longest_source(self) -> int:
+        """Most tokens of a source text, which is read at once; 0 where a model reads none."""
+        return min(self.max_batch, self.context, _SOURCE) if self._encoder_ops else 0
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -78,8 +96,25 @@ class LanguageModel(Model):
         self._counts[:] = 0
         return [self._counts[int(layer["first_expert"]) :][: int(layer["experts"])] for layer in self.package.layers]
 
+    def read(self, source_ids: Ids) -> None:
+        """Give an encoder-decoder model its source text, and start a new text.
+
+        Raises ModelError where an id is none of the model's, where there are more than `longest_source`, and of a model
+        that has no encoder.
+        """
+        if not self._encoder_ops:
+            raise ModelError(f"{self.package.path} has no encoder: append the tokens to its text")
+        ids = self._checked(source_ids, room=False)
+        if len(ids) > self.longest_source:
+            raise ModelError(f"the source text has {len(ids):,} tokens, but the model reads {self.longest_source:,} at "
+                             "once: shorten it, or export with a larger --max-batch and --context")  # fmt: skip
+        self.reset()
+        self._source.clear()
+        self._require(lib.colibri_lm_source(self._text[1], ffi.from_buffer("int32_t[]", ids), len(ids)))
+        self._source.extend(ids.tolist())
+
     def reset(self) -> None:
-        """Start a new text."""
+        """Start a new text; it answers the same source text as before, where there is one."""
         self._text[1].position = 0
         self._held.clear()
 
@@ -105,10 +140,11 @@ class LanguageModel(Model):
         """
         pieces: list[Recorded] = []
         out = self._logits(token_ids, pieces)
-        return out, [choices[:, 0] for choices, _ in self._by_layer(pieces, logits=False)]
+        return out, [choices[:, 0] for choices, _ in self._by_layer(pieces, logits=False, begin=self._encoder_layers)]
 
     def _logits(self, token_ids: Ids, recorded: list[Recorded] | None) -> Array:
         ids = self._checked(token_ids)
+        self._require(_NO_SOURCE if self._encoder_ops and not self._source else 0)
         rows = ids.astype(np.float32)
         out = np.empty((len(ids), self.vocabulary), np.float32)
         for first in range(0, len(ids), self.max_batch):
@@ -116,7 +152,7 @@ class LanguageModel(Model):
             self._hold(ids[first : first + self.max_batch])
             x, y = ffi.from_buffer("float[]", part), ffi.from_buffer("float[]", into)
             if recorded is None:
-                lib.colibri_forward(self._text[1], x, y, len(part))
+                lib.forward_rows(self._text[1], x, y, len(part))
             else:
                 recorded.append(self._recording(self._text[1], x, y, len(part), logits=False))
             self._require(self._text[1].status)
@@ -154,7 +190,8 @@ class LanguageModel(Model):
         stop: Sequence[int] = (),
         on_prompt: Callable[[int], None] | None = None,
     ) -> Iterator[int]:
-        """Yield up to `max_new_tokens` tokens that continue the text `token_ids`, which is the whole text.
+        """Yield up to `max_new_tokens` tokens that continue the text `token_ids`, which is the whole text; of an
+        encoder-decoder model, that answer this source text.
 
         What of it the model has evaluated already is not evaluated again. A temperature of 0 takes the likeliest token;
         otherwise the k likeliest, those that make up `top_p`, and those at least `min_p` times as likely as the first
@@ -165,13 +202,19 @@ class LanguageModel(Model):
         """
         _check_sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         prompt = self._checked(token_ids, room=False).tolist()
+        read = 0  # tokens of a source text
+        if self._encoder_ops:
+            if prompt != self._source:
+                self.read(prompt)
+                read = len(prompt)
+            prompt = [self.start or 0]
         if len(prompt) > self.context:
             raise ModelError(f"the prompt has {len(prompt):,} tokens, but the context holds {self.context:,}: shorten "
                              "it, or give the model a longer context (colibri set --context)")  # fmt: skip
         fresh = self._return_to(prompt)
         logits = self.evaluate(prompt[len(prompt) - fresh :])
         if on_prompt is not None:
-            on_prompt(fresh)
+            on_prompt(read if self._encoder_ops else fresh)
         max_new_tokens = min(max_new_tokens, self.context - len(prompt) + 1)  # the last is not evaluated
         history = np.array(prompt + [0] * max_new_tokens, np.int32)
         sampler = ffi.new("colibri_sampler_t *")

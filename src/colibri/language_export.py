@@ -31,7 +31,7 @@ from colibri.program import Program
 from colibri.quantize.deferred import Energies, quantize_deferred
 from colibri.tokenizer import Tokenizer, copy_files
 
-CHUNK = 256  # tokens the engine takes at once
+CHUNK, SOURCE = 256, 512  # tokens the engine takes at once, of a source text too
 _TEXT = 64  # tokens of the text that stands in for a given one
 _REFERENCE_WORK = 1 << 32  # multiply-accumulates the reference is given; it takes some 20 s for them
 _REFERENCE_BYTES = 1 << 26  # of weights, of which the reference holds some as float32
@@ -48,7 +48,7 @@ def export_lm(
     activations: str = "int8",
     share: float = 0.0,
     energies: Energies | None = None,
-    max_batch: int = CHUNK,
+    max_batch: int | None = None,
     text: Sequence[Array] | None = None,
     golden_rows: int = TEXT_ROWS,
     certifier: Certifier | None = None,
@@ -63,7 +63,8 @@ def export_lm(
 ) -> dict[str, Any]:
     """Export a language model to the directory `path`, or to one `….bin` file; returns the figures of the export.
 
-    dtype, activations, share, energies: see `colibri.quantize.deferred`. max_batch: tokens the engine takes at once.
+    dtype, activations, share, energies: see `colibri.quantize.deferred`. max_batch: tokens the engine takes at once,
+    and so the longest source text of an encoder-decoder; by default CHUNK, of that SOURCE.
     text: rows (n, *shape) for each input, the tokens of one text from its beginning, for the certificate; without it,
     random ones. certifier(path, text, golden_rows) computes the certificate of a model too large for the reference
     interpreter; by default the engine does. sources: the files that the weights come from, by
@@ -76,6 +77,8 @@ def export_lm(
     """
     if not graph.context:
         raise ExportError(f"{graph.name} is no language model: its graph has no context length")
+    if max_batch is None:
+        max_batch = min(graph.context, SOURCE) if graph.encoder() else CHUNK
     if not 1 <= max_batch <= spec.MAX_BATCH:
         raise ExportError(f"max_batch {max_batch} is not between 1 and {spec.MAX_BATCH}")
     stage = on_stage or (lambda name, value: None)
@@ -102,7 +105,8 @@ def export_lm(
         return sure
 
     info = {"name": graph.name, "dtype": dtype, "producer": f"colibri {spec.VERSION}", "certificate": by,
-            "calibration": "random" if text is None else "given"}  # fmt: skip
+            "calibration": "random" if text is None else "given",
+            **({"start": graph.start} if program.encoder_ops else {})}  # fmt: skip
     stream.write(program, image, certificate, info=info, golden_rows=golden_rows,
                  expert_align=expert_align, workers=min(os.cpu_count() or 1, 4) if workers is None else workers,
                  key=_key(dtype, activations, share, energies, sources), on_progress=on_progress, say=say)  # fmt: skip

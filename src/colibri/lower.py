@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from colibri.errors import ExportError
-from colibri.graph import Graph, Node, Router, Shape, expert_numbers, is_absent
+from colibri.graph import SIGHTS, Graph, Node, Router, Shape, expert_numbers, is_absent, sight
 from colibri.layouts import (
     attention_macs,
     cache_pages,
@@ -43,7 +43,7 @@ def lower(graph: Graph, max_batch: int = 1) -> Program:
     main = _Lowering(program, graph, max_batch, "shared")
     main.run(_packed("input", program.input_floats, program.inputs),
              _packed("output", program.output_floats, program.outputs))  # fmt: skip
-    program.ops, program.shared = main.ops, main.section(graph)
+    program.ops, program.shared, program.encoder_ops = main.ops, main.section(graph), main.encoder_ops
     program.tensors = main.tensors.items + program.tensors
     program.macs += main.macs
     program.weight_bytes += program.shared.size - _looked_up(program.ops)
@@ -112,6 +112,8 @@ class _Lowering:
         self.targets: dict[str, View] = {}
         self.routers: dict[str, Weight] = {}  # what routers have besides logits, by tensor name
         self.quantized: dict[str, tuple[Operand, int]] = {}  # values as int8 rows: made once, read by every matrix
+        self.stored: dict[str, Operand] = {}  # caches of a source text, by the attention that looks at them
+        self.encoder_ops = 0
         self.macs = 0
 
     # --- storage ---
@@ -123,9 +125,9 @@ class _Lowering:
         parts = (Part(t, values[t.name], names.get(t.name, t.name)) for t in self.tensors.items)
         return Section(self.tensors.size, tuple(parts))
 
-    def keep(self, node: Node, size: int) -> Operand:
-        """Memory of `size` bytes that outlives a run."""
-        return Operand(Place("arena", 0, Buffer(f"{node.output}.kept", align(size, ALIGN_BUFFER) // 4, kept=True)))
+    def keep(self, node: Node, size: int, kept: bool = True) -> Operand:
+        """Memory of `size` bytes that outlives a run where it is `kept`."""
+        return Operand(Place("arena", 0, Buffer(f"{node.output}.kept", align(size, ALIGN_BUFFER) // 4, kept=kept)))
 
     def fresh(self, name: str, shape: Shape) -> View:
         place = Place("arena", prod(shape), Buffer(name, self.samples * prod(shape)))
@@ -154,8 +156,14 @@ class _Lowering:
     def run(self, inputs: Sequence[View], outputs: Sequence[View]) -> None:
         self.views.update(zip(self.graph.inputs, inputs, strict=True))
         self.aim(outputs)
+        encoder = self.graph.encoder() if self.graph.context else set()
+        waiting = [node for node in self.graph.nodes if sight(node) == "source"]
         for node in self.graph.nodes:
             getattr(self, f"_{node.op}")(node)
+            for reader in [r for r in waiting if set(r.inputs[1:3]) <= self.views.keys()]:
+                self.stored[reader.output] = self.store(reader)
+                waiting.remove(reader)
+            self.encoder_ops = len(self.ops) if node.output in encoder else self.encoder_ops
         for name, view in zip(self.graph.outputs, outputs, strict=True):
             if self.view(name) != view:
                 self.copy(self.view(name), view, name)
@@ -386,25 +394,44 @@ class _Lowering:
                            comment=node.output))  # fmt: skip
         self.finish(node, after)
 
-    def _attention(self, node: Node) -> None:
-        """Two operations: one that puts the chunk's keys and values into the cache, and one that looks at it."""
-        heads, key = self.graph.shapes[node.inputs[0]]
-        kv, value = self.graph.shapes[node.inputs[2]]
+    def cache_of(self, node: Node) -> tuple[str, int, tuple[int, ...]]:
+        """The format of an attention's cache, its window, and its sizes."""
+        kv, key = self.graph.shapes[node.inputs[1]]
+        _, value = self.graph.shapes[node.inputs[2]]
         cache, window = node.attrs.get("cache", "fp32"), node.attrs.get("window", 0)
-        pages = cache_pages(self.graph.context, window, self.samples)
-        kept = self.keep(node, kv * pages * page_bytes(cache, key, value))
-        dims = (key, value, kv, pages * PAGE)
+        return cache, window, (key, value, kv, cache_pages(self.graph.context, window, self.samples) * PAGE)
+
+    def store(self, node: Node) -> Operand:
+        """The operation that puts keys and values into an attention's cache, and where that is."""
+        cache, window, dims = self.cache_of(node)
+        key, value, kv, positions = dims
+        size = kv * (positions // PAGE) * page_bytes(cache, key, value)
+        kept = self.keep(node, size, kept=sight(node) != "all")
         (k, _), (v, _) = self.rows(node.inputs[1]), self.rows(node.inputs[2])
-        q, _ = self.rows(node.inputs[0])
-        out, _, after = self.define_rows(node)
         self.ops.append(
             Op("cache", Operand(), k, v, kept, func=cache, rows=kv, dims=dims, sa=(window,), comment=node.output)
         )
+        return kept
+
+    def _attention(self, node: Node) -> None:
+        """Two operations: one that puts the chunk's keys and values into the cache, and one that looks at it."""
+        heads, _ = self.graph.shapes[node.inputs[0]]
+        cache, window, dims = self.cache_of(node)
+        q, _ = self.rows(node.inputs[0])
+        kept = self.stored.get(node.output) or self.store(node)
+        out, _, after = self.define_rows(node)
+        more = self.weight(node, 3)
+        biased = len(node.inputs) > 3 and len(self.graph.shapes[node.inputs[3]]) == 2
+        longest = self.graph.shapes[node.inputs[3]][1] if biased else 0
+        if biased and longest < (2 * self.graph.context - 1 if sight(node) == "all" else self.graph.context):
+            raise ExportError(f"{node.output}: biases for {longest} distances in texts of {self.graph.context} tokens")
         self.ops.append(
-            Op("attention", out, q, work=kept, func=cache, rows=heads, dims=dims, sa=(window,), w0=self.weight(node, 3),
-               p0=node.attrs["scale"], p1=node.attrs.get("softcap", 0.0), comment=node.output)
+            Op("attention", out, q, work=kept, func=cache, rows=heads, dims=dims,
+               sa=(window, SIGHTS.index(sight(node) or "past")), w0=None if biased else more,
+               w1=more if biased else None, p0=node.attrs["scale"], p1=node.attrs.get("softcap", 0.0),
+               comment=node.output)
         )  # fmt: skip
-        self.macs += attention_macs(heads, key, value, window, self.graph.context)
+        self.macs += attention_macs(heads, dims[0], dims[1], window, self.graph.context)
         self.finish(node, after)
 
     def _delay(self, node: Node) -> None:

@@ -172,6 +172,7 @@ class Program:
     lower_bound: int = 0  # the least any planner could reach; set by the planner
     context_tokens: int = 0  # most tokens of a text; 0: samples have nothing to do with each other
     tail_op: int = 0  # operations from here on may run for the last samples of a batch alone
+    encoder_ops: int = 0  # operations before all others that run on the source text; 0: there is none
 
     @property
     def input_floats(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from colibri.graph import APPLY, BINARY, CACHES, GROUP_RULES, NORMALIZE, REDUCE, SCORES, UNARY
+from colibri.graph import APPLY, BINARY, CACHES, GROUP_RULES, NORMALIZE, REDUCE, SCORES, SIGHTS, UNARY
 from colibri.weights import ACTIVATION_GROUP, CELL_COLS, CELL_ROWS, WEIGHT_GROUP
 
 VERSION = "0.1.0"
@@ -85,6 +85,7 @@ ERRORS: tuple[tuple[str, str], ...] = (
     ("TOKENIZER", "this is not a tokenizer.bin, or it is damaged: write or copy it again"),
     ("SCRATCH", "the scratch memory is too small for this text: give it colibri_tokenizer_scratch() bytes"),
     ("OUTPUT", "the output array is too small: give it room for as many elements as the count returned"),
+    ("SOURCE", "an encoder-decoder model, and no other, reads a source text first: see colibri_lm_source"),
 )
 
 
@@ -161,7 +162,8 @@ HEADER = _record(
     ("u32", "shared_crc", 1, "CRC-32 of the shared weights"),
     ("u32", "context_tokens", 1, "most tokens of a text; 0: samples have nothing to do with each other"),
     ("u32", "tail_op", 1, "operations from here on may run for the last samples of a batch alone"),
-    ("u32", "reserved", 24, "zero"),
+    ("u32", "encoder_ops", 1, "operations that read the source text, before all others; 0: the model has none"),
+    ("u32", "reserved", 23, "zero"),
     ("u32", "header_crc", 1, "CRC-32 of the header's first 252 bytes"),
 )  # fmt: skip
 
@@ -193,12 +195,13 @@ OP = _record(
     ("operand", "work", 1, "for `moe` its workspace: slots, weights, choices, grouping; for cache, attention and delay "
      "what they keep from one run to the next"),
     ("u32", "w0", 1, "tensor: weight, gamma, table, sinks, or a constant operand a; for `moe` the layer"),
-    ("u32", "w1", 1, "tensor: bias, beta, or a constant operand b; for `moe` the selection bias"),
+    ("u32", "w1", 1, "tensor: bias, beta, or a constant operand b; for `moe` the selection bias; for attention a bias "
+     "for each head and distance"),
     ("u32", "w2", 1, "tensor: the residual E of an int8 or int4 matrix; for `moe` a scale for each expert"),
     ("u32", "dims", 4, "sizes inside a row; linear: inputs, outputs; softmax, norms: size; reduce: outer, n, inner; "
      "embed: width; rope: size, turned; cache, attention: size of a key, of a value, key heads, positions; delay: "
      "width, steps, positions"),
-    ("u32", "sa", 4, "strides of a, in floats; for cache, attention the window (0: none), then zeros"),
+    ("u32", "sa", 4, "strides of a, in floats; for cache, attention the window (0: none) and a `sight` value"),
     ("u32", "sb", 4, "strides of b, in floats"),
     ("u32", "so", 4, "strides of out, in floats, row-major"),
     ("f32", "p0", 1, "alpha of the function, or eps, or the factor on attention's scores"),
@@ -237,7 +240,7 @@ LAYER = _record(
     ("u32", "groups", 1, "groups of equal size that its experts form; 1: none"),
     ("u32", "kept_groups", 1, "groups that take part in the choice"),
     ("u32", "group_rule", 1, "a `group_rule` value: what ranks a group"),
-    ("u32", "capacity", 1, "tokens of a sample an expert takes; 0: no limit"),
+    ("u32", "capacity", 1, "tokens of a sample, or of a whole source text, an expert takes; 0: no limit"),
     ("u32", "apply", 1, "an `apply` value: what the weight multiplies"),
     ("f32", "epsilon", 1, "added to the sum of the weights, or its least value, or the sparse mixer's"),
     ("u32", "reserved", 1, "zero"),
@@ -262,7 +265,7 @@ RECORDS = {r.name: r for r in (HEADER, PORT, OPERAND, OP, TENSOR, LAYER, EXPERT,
 ENUMS: dict[str, Sequence[str]] = {
     "op": OPCODES, "space": SPACES, "layout": LAYOUTS, "scope": SCOPES, "unary": UNARY, "binary": BINARY,
     "reduce": REDUCE, "score": SCORES, "normalize": NORMALIZE, "group_rule": GROUP_RULES, "apply": APPLY,
-    "cache": CACHES,
+    "cache": CACHES, "sight": SIGHTS,
 }  # fmt: skip
 
 LIMITS = {

@@ -15,7 +15,7 @@ import pytest
 from colibri import exporter, spec, toolchain
 from colibri.graph import Graph, Router
 from tests.cross.targets import MACHINES, Machine
-from tests.engine.conftest import GRAPHS, TEXTS, example
+from tests.engine.conftest import EXCHANGES, GRAPHS, TEXTS, example
 from tests.graphs import FORMATS, expert, linear
 from tools import size
 
@@ -52,7 +52,7 @@ def _denormal() -> exporter.Export:
 def exports() -> dict[str, exporter.Export]:
     """Every small model, one wide one in each format, one of denormals, and texts longer than a page and a window."""
     wide = {f"wide_{fmt.replace(' ', '_').replace('-', '_')}": _wide(fmt) for fmt in FORMATS}
-    texts = {name: example(name, 64, golden_rows=TEXT) for name in TEXTS}
+    texts = {name: example(name, 64, golden_rows=TEXT) for name in (*TEXTS, *EXCHANGES)}
     return {name: example(name, 64) for name in GRAPHS} | wide | {"denormal": _denormal()} | texts
 
 

@@ -19,7 +19,7 @@ from colibri.emit import model_bin
 from colibri.graph import Graph, Router
 from colibri.quantize import formats
 from tests.graphs import constant, expert, linear
-from tests.lm_graphs import language_model
+from tests.lm_graphs import encoder_decoder, language_model
 from tools import size
 
 HERE = Path(__file__).parent
@@ -169,6 +169,11 @@ GRAPHS = {"dense": _dense, "top1": _top1, "top2_shared": _top2_shared, "soft": _
 
 # Language models whose contexts are longer than a page of the cache; of two of them, matrices and table are quantised.
 _TEXT = {"context": 80, "vocab": 24, "layers": 1}
+# encoder-decoders
+EXCHANGES: dict[str, dict[str, Any]] = {
+    "exchange": {"capacity": 3},
+    "exchange_int8": {"cache": "int8", "encode": functools.partial(formats.int8, share=0), "width": 20},
+}
 TEXTS: dict[str, dict[str, Any]] = {
     "text": {"delay": 2},
     "text_window": {"cache": "fp16", "window": 20, "sinks": True, "softcap": 1.5, "heads": 6, "value": 5},
@@ -191,6 +196,8 @@ def example(
     """One of the small models, exported; `golden_rows` is how many its certificate has, if not the usual."""
     if name in TEXTS:
         graph = language_model(**{**_TEXT, **TEXTS[name]})
+    elif name in EXCHANGES:
+        graph = encoder_decoder(**{**_TEXT, **EXCHANGES[name]})
     else:
         graph = Graph(name)
         graph.outputs = GRAPHS[name](graph, np.random.default_rng(7))

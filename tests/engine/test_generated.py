@@ -11,6 +11,7 @@ import pytest
 from colibri import engine, exporter, toolchain
 from colibri.language import LanguageModel
 from tests.engine.conftest import (
+    EXCHANGES,
     GRAPHS,
     HERE,
     MAX_BATCH,
@@ -67,6 +68,21 @@ def test_generated_code_reads_a_text_as_the_generic_engine_does(
         done = subprocess.run([program, str(TEXT), tail], input=packed([rows]), capture_output=True, check=False)
         assert done.returncode == 0
         assert done.stdout == packed([wanted])
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_generated_code_reads_a_source_text_as_the_generic_engine_does(
+    name: str, gcc_build: Build, tmp_path: Path
+) -> None:
+    export = example(name, max_batch=40)
+    program = link(export, tmp_path, gcc_build.archive)
+    (rows,) = random_rows(export, 40 + TEXT)
+    lm = LanguageModel(engine.opened(export.image))
+    lm.read(rows[:40, 0].astype(int))
+    want = packed([lm.logits(rows[40:, 0].astype(int))])
+    done = subprocess.run([program, str(40 + TEXT)], input=packed([rows]), capture_output=True, check=False)
+    assert done.returncode == 0
+    assert done.stdout[-len(want) :] == want  # the first batch is read, and gives nothing
 
 
 def symbols(program: Path) -> set[str]:

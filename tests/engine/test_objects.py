@@ -17,8 +17,10 @@ MAX_SYMBOLS = 17
 # Bytes of the engine's own frames below the deepest call, x86-64; gcc 12.2: forward 7,752, of which attention's weights
 # of a tile take 2,048; models without attention stay below 5,600. Evaluating tokens adds their ids as floats. The
 # caller's route hook and the C library's mem functions come on top.
-STACK_LIMITS = {"colibri_forward": 8192, "colibri_selftest": 8192, "colibri_lm_evaluate": 10240, "colibri_init": 1024,
-                "colibri_check": 1024, "colibri_diagnose": 1024}  # fmt: skip
+STACK_LIMITS = {
+    "colibri_forward": 8192, "colibri_selftest": 8192, "colibri_lm_evaluate": 10240, "colibri_lm_source": 10240,
+    "colibri_init": 1024, "colibri_check": 1024, "colibri_diagnose": 1024,
+}  # fmt: skip
 STACK_WITHOUT_ATTENTION = 6144
 OTHER_STACK = 256
 

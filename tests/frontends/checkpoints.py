@@ -21,7 +21,9 @@ from colibri.frontends.language_families import ADAPTERS
 Array = np.ndarray[Any, Any]
 
 VOCABULARY, TOKENS = 48, 40
-ROUTERS = re.compile(r"(TopKRouter|TopkRouter|V1Gate|Llama4Router)$")
+SOURCE = np.random.default_rng(8).integers(0, VOCABULARY, TOKENS)  # the text that encoders read
+ROUTERS = re.compile(r"(TopKRouter|TopkRouter|Top1Router|V1Gate|Llama4Router)$")
+ENCODERS = ("switch_transformers",)  # families that read a source text
 BASE = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2,
         "pad_token_id": 0}  # fmt: skip
@@ -35,6 +37,11 @@ ERNIE = {"moe_num_experts": 4, "moe_k": 2, "intermediate_size": 40, "moe_interme
          "moe_num_shared_experts": 1}  # fmt: skip
 LLAMA4 = {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 24, "intermediate_size_mlp": 40,
           "head_dim": 8}  # fmt: skip
+
+SWITCH = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3,
+          "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "num_heads": 4, "num_experts": 4,
+          "max_position_embeddings": 64, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
+          "decoder_start_token_id": 3, "pad_token_id": 0, "eos_token_id": 1}  # fmt: skip
 
 BASES: dict[str, dict[str, Any]] = {
     "mixtral": {**LOCAL, "head_dim": 8},
@@ -52,6 +59,7 @@ BASES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2, "intermediate_size": 24, "head_dim": 8},
     "minimax_m2": {**LOCAL, "head_dim": 8},
     "llama4": LLAMA4,
+    "switch_transformers": SWITCH,
 }
 
 
@@ -175,6 +183,13 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "all see all": {"layer_types": ["full_attention"] * 2, "rms_norm_eps": 0.1},
         "chunk": {"attention_chunk_size": 64}, "tied": {"tie_word_embeddings": True, "head_dim": 12},
     },
+    "switch_transformers": {
+        "": {}, "untied": {"tie_word_embeddings": False, "layer_norm_epsilon": 0.1}, "full": {"expert_capacity": 5},
+        "router bias": {"router_bias": True, "dense_act_fn": "gelu"},
+        "all sparse": {"num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 3},
+        "few sparse": {"num_sparse_encoder_layers": 0, "num_sparse_decoder_layers": 0, "num_decoder_layers": None},
+        "far": {"relative_attention_num_buckets": 16, "relative_attention_max_distance": 30},
+    },
 }  # fmt: skip
 CASES = [(family, name) for family, names in VARIANTS.items() for name in names]
 
@@ -188,18 +203,25 @@ class Model:
     routes: list[Array] = field(default_factory=list)
 
     def logits(self, ids: Array) -> Array:
-        """(tokens, vocabulary); `routes` becomes (tokens, k) sorted experts of every mixture."""
+        """(tokens, vocabulary); `routes` becomes (tokens, k) sorted experts of every mixture, -1 where dropped."""
         self.routes = []
         handles = [
             m.register_forward_hook(self._seen) for m in self.module.modules() if ROUTERS.search(type(m).__name__)
         ]
         with torch.no_grad():
-            logits: Array = self.module(torch.from_numpy(np.asarray(ids, np.int64))[None]).logits[0].float().numpy()
+            text, source = (torch.from_numpy(np.asarray(x, np.int64))[None] for x in (ids, SOURCE))
+            reads = self.module.config.is_encoder_decoder
+            given = {"input_ids": source, "decoder_input_ids": text} if reads else {"input_ids": text}
+            logits: Array = self.module(**given).logits[0].float().numpy()
         for handle in handles:
             handle.remove()
         return logits
 
     def _seen(self, module: nn.Module, args: Any, result: Any) -> None:
+        if "Top1" in type(module).__name__:
+            hot = result[0][0].numpy()
+            self.routes.append(np.where(hot.any(-1, keepdims=True), hot.argmax(-1, keepdims=True), -1))
+            return
         own = type(module).__name__ == "Llama4Router"
         chosen = result[1].topk(module.top_k, dim=-1).indices if own else result[2]
         self.routes.append(np.sort(chosen.reshape(-1, chosen.shape[-1]).numpy(), -1))
@@ -207,7 +229,7 @@ class Model:
 
 def config_of(family: str, settings: Mapping[str, Any]) -> Any:
     config = getattr(transformers, ADAPTERS[family].config_class)
-    return config(**{**BASE, **BASES[family], **settings})
+    return config(**{**({} if family in ENCODERS else BASE), **BASES[family], **settings})
 
 
 def make(family: str, directory: Path, settings: Mapping[str, Any], dtype: Any = torch.float32, seed: int = 0) -> Model:
@@ -229,7 +251,9 @@ def make(family: str, directory: Path, settings: Mapping[str, Any], dtype: Any =
                 value.copy_(noise)
             else:
                 turned = family in ("gpt_oss", "llama4") and value.ndim == 3
-                value.copy_(noise * 1.3 / value.shape[-2 if turned else -1] ** 0.5)
+                scored = family in ENCODERS and name.endswith(".q.weight")  # whose scores are not scaled
+                scale = 1.3 / value.shape[-2 if turned else -1] ** 0.5 / (config.d_kv**0.5 if scored else 1)
+                value.copy_(noise * scale)
     module.to(dtype).save_pretrained(directory)
     if dtype != torch.float32:
         module = architecture.from_pretrained(directory, dtype=torch.float32).eval()

@@ -149,6 +149,29 @@ static int forward(colibri_context_t *ctx, int batch, int rows)
     return status;
 }
 
+/* A source text, with numbers in the context's head that a careless caller puts there; nothing is written out. */
+static void read_source(colibri_context_t *ctx, int batch)
+{
+    const uint32_t careless[] = {ctx->context_tokens + 1, 1u << 31, UINT32_MAX};
+    for (size_t i = 0; i < sizeof careless / sizeof *careless; ++i) {
+        ctx->position = 0;
+        ctx->source = careless[i];
+        EXPECT(forward(ctx, 1, 1) == COLIBRI_ERR_CONTEXT && ctx->source == careless[i]);
+    }
+    int32_t *ids = exactly(sizeof *ids * 600, 0);
+    const int expected = ctx->input_size == 1 ? COLIBRI_OK : COLIBRI_ERR_TOKEN;
+    const int most = batch < 512 ? batch : 512;
+    EXPECT(colibri_lm_source(ctx, ids, most) == expected);
+    EXPECT(colibri_lm_source(ctx, ids, 0) == COLIBRI_ERR_BATCH && colibri_lm_source(ctx, NULL, 1) == COLIBRI_ERR_NULL);
+    EXPECT(colibri_lm_source(ctx, ids, INT32_MAX) == COLIBRI_ERR_CONTEXT);
+    free(ids);
+    ctx->tail = 1;
+    ctx->position = UINT32_MAX; /* of no consequence */
+    ctx->source = 0;
+    EXPECT(forward(ctx, batch, 0) == COLIBRI_OK && ctx->source == (uint32_t)batch);
+    ctx->source = ctx->context_tokens; /* more than was read: what the cache holds there is used */
+}
+
 /* At the end of the context, with a tail, and with numbers in the context's head that a careless caller puts there. */
 static void run_text(colibri_context_t *ctx)
 {
@@ -156,6 +179,9 @@ static void run_text(colibri_context_t *ctx)
     const clb_header *h = (const clb_header *)(const void *)ctx->model;
     const uint32_t tokens = h->context_tokens, most = (uint32_t)ctx->max_batch < tokens ? (uint32_t)ctx->max_batch : tokens;
     const int batch = (int)most, has_tail = h->tail_op < h->main_ops;
+    if (h->encoder_ops != 0) {
+        read_source(ctx, batch);
+    }
     for (size_t n = 0; n < sizeof tails / sizeof *tails; ++n) {
         const int part = tails[n] > 0 && tails[n] < batch, rows = part && has_tail ? tails[n] : batch;
         ctx->tail = tails[n];

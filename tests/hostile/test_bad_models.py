@@ -28,7 +28,7 @@ from tests.engine.conftest import GRAPHS, compile_c, compiler, example, find_cla
 from tools import size
 
 HERE = Path(__file__).parent
-TEXT_BASES = ["text", "text_window", "text_int8"]
+TEXT_BASES = ["text", "text_window", "text_int8", "exchange"]
 BASES = [*GRAPHS, *TEXT_BASES]
 BATCH = 3
 E = {name: code for code, (name, _) in enumerate(spec.ERRORS)}
@@ -1057,6 +1057,47 @@ text_attack(
     "OK",
     of("attention", "a", offset=lambda e: int(e.ops["work"]["offset"][e.op("attention")])),
 )
+
+
+# Encoder-decoders: the first attention is the encoder's, the second the decoder's to its own text, the third the other.
+
+
+def nth_attention(e: Editor, n: int) -> int:
+    return int(np.flatnonzero(e.ops["code"] == spec.OPCODES.index("attention"))[n])
+
+
+def biased_by(n: int, tensor: Callable[[Editor], int]) -> Attack:
+    return lambda e: put("ops", nth_attention(e, n), "w1", tensor(e))(e)
+
+
+def seeing(n: int, sight: int, window: int = 0) -> Attack:
+    return lambda e: e.ops["sa"][nth_attention(e, n)].__setitem__(slice(2), (window, sight))
+
+
+_past, _all, _source = range(3)
+for _name, _codes, _change in (
+    ("an unknown sight", "PROGRAM", seeing(1, 3)),
+    ("an encoder that looks at a source text", "PROGRAM", seeing(0, _source)),
+    ("all, through a window", "PROGRAM", seeing(0, _all, 5)),
+    ("a source text through a window", "PROGRAM", seeing(2, _source, 5)),
+    ("biases for both ways, used for one", "OK", seeing(0, _past)),
+    ("biases for one way, used for both", "PROGRAM", seeing(1, _all)),
+    ("biases beside a source text", "PROGRAM", biased_by(2, lambda e: int(e.ops["w1"][nth_attention(e, 1)]))),
+    ("biases in a matrix", "PROGRAM", biased_by(1, lambda e: int(e.ops["w0"][e.op("linear")]))),
+    ("biases from another section", "PROGRAM", biased_by(1, lambda e: len(e.tensors) - 1)),
+    ("no biases", "OK", biased_by(1, lambda e: spec.NONE)),
+    ("an encoder of no operations", "PROGRAM", put("header", 0, "encoder_ops", 0)),
+    ("an encoder of one operation", "OK", put("header", 0, "encoder_ops", 1)),
+    ("an encoder that reaches into the tail", "PROGRAM",
+     put("header", 0, "encoder_ops", lambda e: e.header["tail_op"] + 1)),
+    ("an encoder longer than the program", "PROGRAM", put("header", 0, "encoder_ops", (1 << 32) - 1)),
+    ("a context longer than the biases", "PROGRAM", put("header", 0, "context_tokens", 81)),
+    ("a shorter context", "OK", put("header", 0, "context_tokens", 5)),
+    ("an encoder that writes the output", "PROGRAM",
+     of("rmsnorm", "out", space="output", offset=0, sample_stride=floats_of, row_stride=0)),
+):  # fmt: skip
+    text_attack(f"encoder-decoder: {_name}", _codes, _change, "exchange")
+text_attack("a source text without an encoder", "PROGRAM", seeing(0, _source))
 
 
 @attack("text", "OK", "PROGRAM")

@@ -19,7 +19,7 @@ from colibri import exporter
 from colibri.graph import Router
 from colibri.language import LanguageModel
 from tests.lm.conftest import CHECKPOINT, ROOT
-from tests.lm_graphs import language_model
+from tests.lm_graphs import encoder_decoder, language_model
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
@@ -97,6 +97,18 @@ def test_export_carries_the_tokenizer(tmp_path: Path) -> None:
     names = {p.name for p in out.iterdir()}
     assert {"model.bin", "model.h", "tokenizer.json", "tokenizer.bin", "generation_config.json"} <= names
     assert result("generate", out, "Once", "-n", 3)["tokens"] <= 3
+
+
+def test_generate_answers_a_source_text(tmp_path: Path) -> None:
+    graph = encoder_decoder(context=64, vocab=2048, width=32)
+    exporter.export_lm(graph, tmp_path, dtype="fp32", workers=1, tokenizer=CHECKPOINT)
+    lm = colibri.load(tmp_path)
+    assert isinstance(lm, LanguageModel)
+    prompt = lm.tokenizer.encode("Once upon a time")
+    answer = result("generate", tmp_path, "Once upon a time", "-n", 9)
+    assert answer["text"] == lm.tokenizer.decode(lm.generate(prompt, 9, stop=lm.tokenizer.eos))
+    assert answer["prompt_tokens"] == answer["prompt_tokens_evaluated"] == len(prompt)
+    assert "the source text has" in refused("generate", tmp_path, "word " * 200)
 
 
 def test_generate_prints_text_and_says_how_it_went(story: Path) -> None:

@@ -12,7 +12,7 @@ import colibri
 from colibri.exporter import export_lm
 from colibri.frontends.language_models import load_checkpoint
 from colibri.language import LanguageModel
-from tests.frontends.checkpoints import VARIANTS, VOCABULARY, Model, make
+from tests.frontends.checkpoints import ENCODERS, SOURCE, VARIANTS, VOCABULARY, Model, make
 
 Array = np.ndarray[Any, Any]
 
@@ -23,11 +23,15 @@ FAMILY = pytest.mark.parametrize("family", VARIANTS)
 def exported(family: str, directory: Path, dtype: str = "fp32", cache: str = "fp32") -> tuple[Model, LanguageModel]:
     """A family's first variant in transformers and in the engine."""
     settings = {**next(iter(VARIANTS[family].values())), "max_position_embeddings": 128}
+    if family in ENCODERS:
+        settings["expert_capacity"] = 2 * (PROMPT + NEW)  # in its forward a decoder's tokens come together, here singly
     model = make(family, directory / "model", settings)
     graph = load_checkpoint(directory / "model", context=PROMPT + NEW, cache=cache)
-    export_lm(graph, directory / "out", dtype=dtype, max_batch=16, workers=1)
+    export_lm(graph, directory / "out", dtype=dtype, max_batch=len(SOURCE) if family in ENCODERS else 16, workers=1)
     lm = colibri.load(directory / "out")
     assert isinstance(lm, LanguageModel)
+    if family in ENCODERS:
+        lm.read(SOURCE)
     return model, lm
 
 
@@ -38,13 +42,14 @@ def prompt() -> Array:
 @FAMILY
 def test_a_family_generates_what_transformers_does(family: str, tmp_path: Path) -> None:
     model, lm = exported(family, tmp_path)
-    new = lm.generate(prompt(), NEW)
-    text = np.concatenate([prompt(), new])
+    begin = [lm.start] if family in ENCODERS else prompt()
+    new = lm.generate(SOURCE if family in ENCODERS else begin, NEW)
+    text = np.concatenate([begin, new])
     want = model.logits(text)
     lm.reset()
     have = lm.logits(text)
     assert np.abs(have - want).max() <= 1e-4 * np.abs(want).max()
-    assert want[PROMPT - 1 : -1].argmax(axis=-1).tolist() == new
+    assert want[len(begin) - 1 : -1].argmax(axis=-1).tolist() == new
     lm.reset()
     assert np.concatenate([lm.logits([token]) for token in text]).tobytes() == have.tobytes()
 

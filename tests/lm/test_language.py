@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import colibri
-from colibri import context_length, exporter
+from colibri import context_length, exporter, spec
 from colibri.engine import opened
 from colibri.errors import ModelError
 from colibri.evaluate import evaluate
 from colibri.language import LanguageModel
 from tests.lm.test_sequence import VARIANTS, image, text
-from tests.lm_graphs import language_model
+from tests.lm_graphs import encoder_decoder, language_model
 
 
 def model(max_batch: int = 16, **options: Any) -> LanguageModel:
@@ -271,3 +271,54 @@ def test_nothing_to_predict_is_said(story: Path) -> None:
     for words in ("", "a"):
         with pytest.raises(ModelError, match="nothing to predict"):
             evaluate(lm2(story), words)
+
+
+# --- encoder-decoders -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def exchange(tmp_path: Path) -> LanguageModel:
+    graph = encoder_decoder(context=64, capacity=3)
+    exporter.export_lm(graph, tmp_path / "model.bin", dtype="fp32", max_batch=32, workers=1)
+    lm = colibri.load(tmp_path / "model.bin")
+    assert isinstance(lm, LanguageModel)
+    return lm
+
+
+def test_an_encoder_decoder_reads_a_source_text_first(exchange: LanguageModel) -> None:
+    assert exchange.start == 1 and exchange.longest_source == 32
+    for append in (exchange.logits, exchange.evaluate):
+        with pytest.raises(ModelError) as error:
+            append([1])
+        assert spec.ERRORS[error.value.code][0] == "SOURCE"
+    for bad, word in ((text(33), "33 tokens.*32"), ([40], "vocabulary"), ([], "no tokens")):
+        with pytest.raises(ModelError, match=word):
+            exchange.read(bad)
+    exchange.read(text(32))
+    assert exchange.position == 0 and exchange.logits([1]).shape == (1, 40)
+
+
+def test_an_encoder_decoder_answers_the_prompt(exchange: LanguageModel) -> None:
+    count, answer = evaluated(exchange, text(20), max_new_tokens=12)
+    assert count == 20 and len(answer) == 12
+    exchange.reset()
+    assert exchange.logits([1, *answer[:-1]]).argmax(axis=1).tolist() == answer
+    assert evaluated(exchange, text(20), max_new_tokens=12) == (0, answer)  # the source text is there already
+    assert evaluated(exchange, text(21), max_new_tokens=12)[0] == 21
+    assert len(exchange.generate(text(5), 1000)) == 64  # until the context is full
+
+
+def test_what_is_about_one_text_refuses_an_encoder_decoder(exchange: LanguageModel, lm: LanguageModel) -> None:
+    with pytest.raises(ModelError, match="source text"):
+        evaluate(exchange, "text")
+    with pytest.raises(ModelError, match="export the model with --context 32"):
+        context_length.set_context(exchange.package.path, 32)
+    with pytest.raises(ModelError, match="no encoder"):
+        lm.read([1])
+    assert lm.start is None and lm.longest_source == 0
+
+
+def test_an_export_reads_source_texts_as_long_as_its_context(tmp_path: Path) -> None:
+    exporter.export_lm(encoder_decoder(context=300), tmp_path / "model.bin", dtype="fp32", workers=1)
+    lm = colibri.load(tmp_path / "model.bin")
+    assert isinstance(lm, LanguageModel) and lm.longest_source == 300

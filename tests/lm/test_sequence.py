@@ -19,8 +19,8 @@ from colibri.lower import lower
 from colibri.plan import plan
 from colibri.quantize import formats
 from colibri.reference import sequence
-from colibri.reference.interpreter import run
-from tests.lm_graphs import language_model
+from colibri.reference.interpreter import Trace, run
+from tests.lm_graphs import encoder_decoder, language_model
 
 FORMATS = {
     "fp32": None,
@@ -75,6 +75,54 @@ def test_the_engine_gives_the_references_bits_however_a_text_is_cut(variant: str
         assert np.concatenate(cut).tobytes() == want.tobytes()
 
 
+EXCHANGES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no biases": {"biases": False},
+    "full experts": {"capacity": 9},
+    "two layers, fp16": {"layers": 2, "cache": "fp16", "capacity": 1},
+    "int8": {"cache": "int8", "width": 32, "dim": 16, "encode": FORMATS["int8"]},
+}
+
+
+@pytest.mark.parametrize("source", [1, 8, 64, 131])
+@pytest.mark.parametrize("variant", EXCHANGES)
+def test_a_decoder_answers_a_source_text_with_the_references_bits(variant: str, source: int) -> None:
+    graph, read, ids = encoder_decoder(**EXCHANGES[variant]), text(source), text(150)
+    want = run(graph, [ids[:, None]], source=[read[:, None]])[0]
+    for max_batch, kernels, threads in ((131, KERNELS[0], 2), (150, KERNELS[-1], 1)):
+        lm = LanguageModel(opened(image(graph, max_batch)), kernels=kernels, threads=threads)
+        lm.read(read)
+        assert lm.logits(ids).tobytes() == want.tobytes()
+        lm.reset()  # the source text stays
+        cut = [lm.logits(part) for part in np.split(ids, [1, 2, 66, 131])]
+        assert np.concatenate(cut).tobytes() == want.tobytes()
+        lm.rewind(70)
+        assert lm.evaluate(ids[70:]).tobytes() == want[-1].tobytes()
+        lm.read(text(7))
+        assert lm.position == 0 and lm.logits(ids[:3]).tobytes() != want[:3].tobytes()
+
+
+def test_rows_of_an_encoder_decoder_are_each_their_own_source_text() -> None:
+    graph, ids = encoder_decoder(layers=2), text(9)
+    model = LanguageModel(opened(image(graph, 16)))
+    want = run(graph, [ids[:, None]], trace := Trace())[0]
+    assert model(ids[:, None]).tobytes() == want.tobytes()
+    for have, there in zip(model.routes(ids[:, None]), trace.routes, strict=True):
+        assert np.array_equal(have, there)
+
+
+def test_the_routes_of_a_text_are_the_decoders() -> None:
+    graph, ids, read = encoder_decoder(layers=2, capacity=2), text(30), text(11)
+    lm = LanguageModel(opened(image(graph, 16)))
+    run(graph, [ids[:, None]], trace := Trace(), [read[:, None]])
+    assert (trace.routes[0] < 0).any()  # some of the source text's tokens were dropped
+    lm.read(read)
+    routes = lm.logits_and_routes(ids)[1]
+    assert len(routes) == 2
+    for have, there in zip(routes, trace.routes[2:], strict=True):
+        assert np.array_equal(have, there[:, 0])
+
+
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("stored", FORMATS)
 def test_weights_of_every_format_are_looked_up_and_multiplied(stored: str, kernels: str) -> None:
@@ -98,6 +146,22 @@ def test_any_shape_of_attention_is_bit_exact(data: st.DataObject) -> None:
     ids = text(draw(st.integers(1, 80)))
     lm = LanguageModel(opened(image(graph, draw(st.integers(1, 80)))), kernels=draw(st.sampled_from(KERNELS)))
     assert lm.logits(ids).tobytes() == reference(graph, ids).tobytes()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_any_shape_of_an_encoder_decoder_is_bit_exact(data: st.DataObject) -> None:
+    draw = data.draw
+    graph = encoder_decoder(
+        draw(st.integers(0, 99)), context=100, heads=draw(st.integers(1, 9)), dim=4 * draw(st.integers(1, 9)),
+        width=draw(st.integers(3, 20)), cache=draw(st.sampled_from(["fp32", "fp16", "int8"])),
+        capacity=draw(st.integers(0, 30)), biases=draw(st.booleans()),
+    )  # fmt: skip
+    read, ids = text(draw(st.integers(1, 80))), text(draw(st.integers(1, 80)))
+    most = draw(st.integers(len(read), 100))
+    lm = LanguageModel(opened(image(graph, most)), kernels=draw(st.sampled_from(KERNELS)))
+    lm.read(read)
+    assert lm.logits(ids).tobytes() == run(graph, [ids[:, None]], source=[read[:, None]])[0].tobytes()
 
 
 def test_the_last_row_alone_has_the_bits_of_all() -> None:

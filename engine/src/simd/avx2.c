@@ -28,8 +28,7 @@ V vf f32_at(place p) { return _mm256_loadu_ps(p.first); }
 V vf f16_at(place p) { return _mm256_cvtph_ps(_mm_loadu_si128(p.first)); }
 V vi bytes_at(place p) { return _mm256_loadu_si256(p.first); }
 
-V vi byte_in(vi four, int i) { return _mm256_srai_epi32(_mm256_sllv_epi32(four, words(24 - 8 * i)), 24); }
-V vf byte_of(vi four, int i) { return to_float(byte_in(four, i)); }
+V vf byte_of(vi four, int i) { return to_float(_mm256_srai_epi32(_mm256_sllv_epi32(four, words(24 - 8 * i)), 24)); }
 
 V vi quad(const int8_t *q) { return words(clb_four(q)); }
 V vi pairs_to_words(vi pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }

@@ -51,9 +51,11 @@ def text(program: Program, package: Package, experts: Sequence[str]) -> str:
         lines += [*_expert_function(program, package, n, ops), ""]
     samples = "1u" if program.max_batch == 1 else "samples"
     tail = range(program.tail_op, len(program.ops))
+    reads = ["    if (frame->ctx->source == 0) {", *_calls(ops, range(program.encoder_ops), samples, "        "),
+             "        return;", "    }"] if program.encoder_ops else []  # fmt: skip
     lines += ["CLB_WALK void clb_run_program(uint32_t samples, clb_frame *frame)", "{",
-              f"    AT_MOST(samples, {program.max_batch}u);", "    frame->tensors = tensors;",
-              *_calls(ops, range(program.tail_op), samples, "    "),
+              f"    AT_MOST(samples, {program.max_batch}u);", "    frame->tensors = tensors;", *reads,
+              *_calls(ops, range(program.encoder_ops, program.tail_op), samples, "    "),
               *_calls(ops, tail, samples, "    ", "frame->tail"), "}", ""]  # fmt: skip
     return "\n".join(lines)
 

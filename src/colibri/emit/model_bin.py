@@ -128,6 +128,7 @@ def head(
         "info_bytes": at.sizes["info"],
         "meta_crc": zlib.crc32(image[spec.HEADER.bytes :]), "shared_crc": shared_crc,
         "context_tokens": program.context_tokens, "tail_op": program.tail_op,
+        "encoder_ops": program.encoder_ops,
         **{f"{name}_offset": offset for name, offset in at.offsets.items()},
     }  # fmt: skip
     record = _fill(spec.HEADER.dtype, values)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -137,35 +137,46 @@ class Mixture:
     clamped: tuple[float, float] | None = None
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A decoder: what its layers are, and what is around them. Factors of 1 are left out."""
+@dataclass(frozen=True, kw_only=True)
+class Around:
+    """What is around a model's layers, and alike in all of them. A factor of 1 is left out."""
 
     vocabulary: int
     hidden: int
-    layers: int
-    mixer: Callable[[int], Heads | Latent | Convolution]
-    feed: Callable[[int], Dense | Mixture]
     eps: float
     activation: str = "silu"
     tied: bool = False
     norm: str = "rmsnorm"
-    norms: tuple[str, str, str] = ("input_layernorm", "post_attention_layernorm", "norm")
     head_bias: bool = False
-    embedding_factor: float = 1.0
     residual_factor: float = 1.0
+    ignored: Sequence[str] = field(default=())
+
+
+Kind = TypeVar("Kind", bound=Around)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Around):
+    """A decoder: what its layers are, and what is around them. Factors of 1 are left out."""
+
+    layers: int
+    mixer: Callable[[int], Heads | Latent | Convolution]
+    feed: Callable[[int], Dense | Mixture]
+    norms: tuple[str, str, str] = ("input_layernorm", "post_attention_layernorm", "norm")
+    embedding_factor: float = 1.0
     logits_divisor: float = 1.0
     prefix: str = ""
-    ignored: Sequence[str] = field(default=())
 
 
 def build(name: str, plan: Plan, checkpoint: Checkpoint, context: int, cache: str) -> Graph:
     """The graph of one token: its id to the logits of the next. Raises ExportError for what does not fit the plan."""
-    return _Builder(name, plan, checkpoint, context, cache).whole()
+    return _Decoder(name, plan, checkpoint, context, cache).whole()
 
 
-class _Builder:
-    def __init__(self, name: str, plan: Plan, checkpoint: Checkpoint, context: int, cache: str) -> None:
+class Builder(Generic[Kind]):
+    """A graph in the making, and the small parts that all models have."""
+
+    def __init__(self, name: str, plan: Kind, checkpoint: Checkpoint, context: int, cache: str) -> None:
         self.plan, self.checkpoint, self.cache = plan, checkpoint, cache
         self.graph = Graph(name, context=context)
         self.at = ""  # what tensors of the layer being built begin with
@@ -175,48 +186,6 @@ class _Builder:
         """A node, its value named by the layer; a name is not searched for, for there are tens of thousands."""
         self.count += 1
         return self.graph.add(op, *inputs, output=output or f"{self.at}{op}_{self.count}", **attrs)
-
-    def whole(self) -> Graph:
-        plan, graph, root = self.plan, self.graph, f"{self.plan.prefix}model."
-        token = graph.add_input("token", (1,))
-        table = self.checkpoint.take(f"{root}embed_tokens.weight", (plan.vocabulary, plan.hidden))
-        embedding = graph.add_constant(table.name, table.part(table.shape))
-        h = self.scaled(self.add("embed", token, embedding), plan.embedding_factor, "embedding_multiplier")
-        for n in range(plan.layers):
-            self.at = f"{root}layers.{n}."
-            mixer, feed = plan.mixer(n), plan.feed(n)
-            mix = {Heads: self.heads, Latent: self.latent, Convolution: self.convolution}[type(mixer)]
-            h = self.residual(h, mix(mixer, self.normed(h, plan.norms[0])))  # type: ignore[operator]
-            x = self.normed(h, plan.norms[1])
-            h = self.residual(h, self.mixture(feed, x) if isinstance(feed, Mixture) else self.dense(feed, x))
-        self.at = root
-        h = self.normed(h, plan.norms[2])
-        self.at = plan.prefix
-        last = plan.logits_divisor == 1
-        logits = self.add("linear", h, *self.output(embedding), output="logits" if last else None)
-        if not last:
-            divisor = self.number("logits_scaling", plan.logits_divisor)
-            logits = self.add("binary", logits, divisor, func="div", output="logits")
-        graph.outputs = [logits]
-        self.checkpoint.finish(plan.ignored)
-        graph.validate()
-        return graph
-
-    def output(self, embedding: str) -> list[str]:
-        """The matrix of the logits, and its bias."""
-        plan, name = self.plan, f"{self.at}lm_head.weight"
-        if not plan.tied:
-            return self.matrix("lm_head", plan.vocabulary, plan.hidden, plan.head_bias)
-        if name in self.checkpoint:
-            self.checkpoint.take(name, (plan.vocabulary, plan.hidden))
-            if not self.checkpoint.equal(name, embedding):
-                raise ExportError(
-                    f"tensor {name!r} differs from the embedding it is tied to: set tie_word_embeddings to false in "
-                    "config.json if it is what the model was trained with, else remove it"
-                )
-        return [embedding, *([self.vector("lm_head.bias", plan.vocabulary)] if plan.head_bias else [])]
-
-    # --- constants and small parts ------------------------------------------------------------------------------------
 
     def take(self, name: str, *shape: int) -> Stored:
         return self.checkpoint.take(self.at + name, shape)
@@ -257,6 +226,52 @@ class _Builder:
 
     def shaped(self, x: str, *shape: int) -> str:
         return self.add("reshape", x, shape=shape)
+
+    def output(self, embedding: str) -> list[str]:
+        """The matrix of the logits, and its bias."""
+        plan, name = self.plan, f"{self.at}lm_head.weight"
+        if not plan.tied:
+            return self.matrix("lm_head", plan.vocabulary, plan.hidden, plan.head_bias)
+        self.same(name, embedding)
+        return [embedding, *([self.vector("lm_head.bias", plan.vocabulary)] if plan.head_bias else [])]
+
+    def same(self, name: str, embedding: str) -> None:
+        """Where a tensor that is tied to the embedding is stored too, it must be the same."""
+        if name in self.checkpoint:
+            self.checkpoint.take(name, (self.plan.vocabulary, self.plan.hidden))
+            if not self.checkpoint.equal(name, embedding):
+                raise ExportError(
+                    f"tensor {name!r} differs from the embedding it is tied to: set tie_word_embeddings to false in "
+                    "config.json if it is what the model was trained with, else remove it"
+                )
+
+
+class _Decoder(Builder[Plan]):
+    def whole(self) -> Graph:
+        plan, graph, root = self.plan, self.graph, f"{self.plan.prefix}model."
+        token = graph.add_input("token", (1,))
+        table = self.checkpoint.take(f"{root}embed_tokens.weight", (plan.vocabulary, plan.hidden))
+        embedding = graph.add_constant(table.name, table.part(table.shape))
+        h = self.scaled(self.add("embed", token, embedding), plan.embedding_factor, "embedding_multiplier")
+        for n in range(plan.layers):
+            self.at = f"{root}layers.{n}."
+            mixer, feed = plan.mixer(n), plan.feed(n)
+            mix = {Heads: self.heads, Latent: self.latent, Convolution: self.convolution}[type(mixer)]
+            h = self.residual(h, mix(mixer, self.normed(h, plan.norms[0])))  # type: ignore[operator]
+            x = self.normed(h, plan.norms[1])
+            h = self.residual(h, self.mixture(feed, x) if isinstance(feed, Mixture) else self.dense(feed, x))
+        self.at = root
+        h = self.normed(h, plan.norms[2])
+        self.at = plan.prefix
+        last = plan.logits_divisor == 1
+        logits = self.add("linear", h, *self.output(embedding), output="logits" if last else None)
+        if not last:
+            divisor = self.number("logits_scaling", plan.logits_divisor)
+            logits = self.add("binary", logits, divisor, func="div", output="logits")
+        graph.outputs = [logits]
+        self.checkpoint.finish(plan.ignored)
+        graph.validate()
+        return graph
 
     def turned(self, x: str, table: Array, name: str = "rotary") -> str:
         return self.add("rope", x, self.graph.add_constant(name, table))

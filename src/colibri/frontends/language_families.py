@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from colibri.errors import ExportError
-from colibri.frontends.decoders import Convolution, Dense, Heads, Latent, Mixture, Plan, Separate, Stacked
+from colibri.frontends.decoders import ACTIVATIONS, Convolution, Dense, Heads, Latent, Mixture, Plan, Separate, Stacked
+from colibri.frontends.encoder_decoders import Exchange, Stack
 from colibri.frontends.language_settings import Adapter, Settings
 
 A = (Separate("mlp.experts"), Stacked("mlp.experts.gate_up_proj", "mlp.experts.down_proj"))
@@ -253,6 +254,33 @@ def _llama4(c: Settings) -> Plan:
     )  # fmt: skip
 
 
+def _switch(c: Settings) -> Exchange:
+    def stack(name: str, layers: int, sparse: int) -> Stack:
+        step = layers // sparse if sparse > 0 else layers
+        said = c.config.get(f"{name}_sparse_step", step)
+        if said != step:
+            raise c.refuse(
+                f"{name}_sparse_step = {said!r} contradicts {sparse} sparse layers of {layers}: leave it out"
+            )
+        return Stack(name, layers, lambda n: step > 0 and (step == 1 or n % step == 1))
+
+    if c.relative_attention_num_buckets < 4 or c.relative_attention_max_distance <= c.relative_attention_num_buckets:
+        raise c.refuse(f"relative_attention_num_buckets = {c.relative_attention_num_buckets} and "
+                       f"relative_attention_max_distance = {c.relative_attention_max_distance} leave distances without "
+                       "a bucket: correct config.json")  # fmt: skip
+    if c.dense_act_fn not in ACTIVATIONS:
+        raise c.refuse(f"dense_act_fn = {c.dense_act_fn!r} is not supported, only {', '.join(ACTIVATIONS)}")
+    decoder = c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers
+    start = c.config.get("pad_token_id") if c.decoder_start_token_id is None else c.decoder_start_token_id
+    return Exchange(
+        vocabulary=c.vocab_size, hidden=c.d_model, eps=c.layer_norm_epsilon, activation=ACTIVATIONS[c.dense_act_fn],
+        tied=c.tie_word_embeddings, encoder=stack("encoder", c.num_layers, c.num_sparse_encoder_layers),
+        decoder=stack("decoder", decoder, c.num_sparse_decoder_layers), heads=c.num_heads, dim=c.d_kv, width=c.d_ff,
+        router=c.router(0)(None), router_bias=c.router_bias, buckets=c.relative_attention_num_buckets,
+        distance=c.relative_attention_max_distance, start=int(start or 0),
+    )  # fmt: skip
+
+
 def _fields(
     vocab: int, hidden: int, layers: int, heads: int, kv: int | None, longest: int, **more: Any
 ) -> dict[str, Any]:
@@ -396,6 +424,20 @@ ADAPTERS: dict[str, Adapter] = {
                 attn_scale=0.1, attention_bias=False),
         _llama4, LOCAL, neutral="for_llm_compressor", theta=500000.0,
         ignored=(r"vision_model\..*", r"multi_modal_projector\..*")),
+    "switch_transformers": Adapter(
+        "Switch Transformer", ("SwitchTransformersForConditionalGeneration",), "SwitchTransformersConfig",
+        {"vocab_size": 32128, "d_model": 768, "d_kv": 64, "d_ff": 2048, "expert_capacity": 64, "num_layers": 12,
+         "num_sparse_encoder_layers": 3, "num_decoder_layers": 12, "num_sparse_decoder_layers": 3, "num_heads": 12,
+         "num_experts": 8, "router_bias": False, "relative_attention_num_buckets": 32,
+         "relative_attention_max_distance": 128, "layer_norm_epsilon": 1e-6, "dense_act_fn": "relu",
+         "tie_word_embeddings": True, "max_position_embeddings": 512, "decoder_start_token_id": None},
+        _switch,
+        {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers",
+         "n_positions": "max_position_embeddings"},
+        {"feed_forward_proj": ("relu",), "is_gated_act": (False,), "router_dtype": ("float32",),
+         "router_type": ("tokens_masked",), "add_cross_attention": (False,), "is_encoder_decoder": (True,)},
+        neutral="dropout_rate initializer_factor router_z_loss_coef add_router_probs router_ignore_padding_tokens "
+                "encoder_sparse_step decoder_sparse_step output_past batch_prioritized_routing"),
 }  # fmt: skip
 
 # Releases that are another family under a name of their own.
@@ -409,8 +451,6 @@ MISSING = {
     "kimi_linear": ("Kimi-Linear", "no operation computes the gated delta rule of its linear attention"),
     "nemotron_h": ("Nemotron-H", "no operation computes the selective state space of its Mamba-2 layers"),
     "gemma4": ("Gemma-4", "no operation attends to the cache of another layer, as its last layers do"),
-    "switch_transformers": (
-        "Switch Transformer", "no operation attends to all positions of another text, as its decoder does"),
 }  # fmt: skip
 
 

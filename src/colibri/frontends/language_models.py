@@ -9,6 +9,7 @@ from typing import Any
 from colibri.errors import ExportError
 from colibri.frontends.checkpoint import Checkpoint
 from colibri.frontends.decoders import build
+from colibri.frontends.encoder_decoders import Exchange, build_exchange
 from colibri.frontends.language_families import SAME, adapter_of
 from colibri.frontends.language_settings import Settings
 from colibri.graph import CACHES, Graph
@@ -38,7 +39,10 @@ def load_checkpoint(directory: str | Path, context: int | None = None, cache: st
     if text is not config:
         text = {"tie_word_embeddings": config.get("tie_word_embeddings", False), **text}
     settings = Settings(text, adapter, context, checkpoint)
-    return build(Path(directory).resolve().name or kind, adapter.plan(settings), checkpoint, settings.context, cache)
+    name, plan = Path(directory).resolve().name or kind, adapter.plan(settings)
+    if isinstance(plan, Exchange):
+        return build_exchange(name, plan, checkpoint, settings.context, cache)
+    return build(name, plan, checkpoint, settings.context, cache)
 
 
 def _check_quantization(config: Mapping[str, Any]) -> None:

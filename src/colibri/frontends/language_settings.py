@@ -9,6 +9,7 @@ from typing import Any
 from colibri.errors import ExportError
 from colibri.frontends.checkpoint import Checkpoint
 from colibri.frontends.decoders import ACTIVATIONS, Heads, Plan
+from colibri.frontends.encoder_decoders import Exchange
 from colibri.frontends.families import router_of
 from colibri.frontends.rotary import Rotary, rotary_of
 from colibri.graph import Array, Router
@@ -35,9 +36,12 @@ NEUTRAL = _words("""
 POSITIVE = _words("""
     vocab_size hidden_size num_hidden_layers num_attention_heads max_position_embeddings decoder_sparse_step
     moe_layer_interval interleave_moe_layer_step no_rope_layer_interval conv_L_cache num_local_experts num_experts
-    n_routed_experts moe_num_experts floor_scale
+    n_routed_experts moe_num_experts floor_scale d_model d_kv d_ff num_layers num_heads
+    relative_attention_num_buckets relative_attention_max_distance
 """)
-MAY_BE_NULL = _words("num_key_value_heads head_dim sliding_window q_lora_rank n_shared_experts attention_chunk_size")
+MAY_BE_NULL = _words(
+    "num_key_value_heads head_dim sliding_window q_lora_rank n_shared_experts attention_chunk_size num_decoder_layers"
+)
 ALSO = {("num_experts", list), ("moe_topk", list), ("attn_temperature_tuning", int)}  # of releases, beside the class's
 ROPE = _words("rope_parameters rope_scaling rope_theta original_max_position_embeddings")
 
@@ -56,7 +60,7 @@ class Adapter:
     architectures: tuple[str, ...]
     config_class: str
     defaults: Mapping[str, Any]
-    plan: Callable[[Settings], Plan]
+    plan: Callable[[Settings], Plan | Exchange]
     aliases: Mapping[str, str] = field(default_factory=dict)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     neutral: str = ""
@@ -197,7 +201,7 @@ class Settings:
         if act not in ACTIVATIONS:
             raise self.refuse(f"hidden_act = {act!r} is not supported, only {', '.join(ACTIVATIONS)}")
         plan = Plan(
-            self.vocab_size, self.hidden_size, self.num_hidden_layers, mixer, feed,
+            vocabulary=self.vocab_size, hidden=self.hidden_size, layers=self.num_hidden_layers, mixer=mixer, feed=feed,
             eps=self._values.get("rms_norm_eps", 0.0), activation=ACTIVATIONS[act], tied=self.tie_word_embeddings,
             ignored=(r".*rotary_emb\.inv_freq", *self.adapter.ignored),
         )  # fmt: skip

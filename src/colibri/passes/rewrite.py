@@ -16,7 +16,7 @@ def rebuild(graph: Graph, whole: Callable[[Graph], Graph], rewrite: Rewrite) -> 
     maps old names to new ones. Experts are rebuilt with `whole`, the pass itself. Constants and nodes that nothing
     reads any more are dropped.
     """
-    new = Graph(graph.name, context=graph.context)
+    new = Graph(graph.name, context=graph.context, start=graph.start)
     names: dict[str, str] = {}
     for name in graph.inputs:
         names[name] = new.add_input(name, graph.shapes[name])

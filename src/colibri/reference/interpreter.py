@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from colibri.errors import ModelError
-from colibri.graph import Array, Graph, Node
+from colibri.graph import Array, Graph, Node, sight
 from colibri.reference import ops, sequence
 from colibri.weights import loaded
 
@@ -25,34 +25,53 @@ class Trace:
     values: dict[str, Array] = field(default_factory=dict)
 
 
-def run(graph: Graph, inputs: Sequence[Any], trace: Trace | None = None) -> list[Array]:
+def run(
+    graph: Graph, inputs: Sequence[Any], trace: Trace | None = None, source: Sequence[Any] | None = None
+) -> list[Array]:
     """Outputs (batch, *shape) float32 of `graph` for inputs (batch, *shape); NaNs in them are the canonical 0x7FC00000.
 
+    `source` are the inputs of an encoder-decoder model's source text; without it every row is its own source text.
     Raises ModelError where the inputs do not fit the graph.
     """
+    arrays = _checked(graph, inputs)
+    read = None if source is None else _checked(graph, source)
+    with np.errstate(all="ignore"):
+        values = _run(graph, arrays, trace, read)
+    if trace is not None:
+        trace.values.update(values)
+    return [np.where(np.isnan(y), CANONICAL_NAN, y) for y in (values[name] for name in graph.outputs)]
+
+
+def _checked(graph: Graph, inputs: Sequence[Any]) -> list[Array]:
     arrays = [np.ascontiguousarray(x, dtype=np.float32) for x in inputs]
     if len(arrays) != len(graph.inputs):
         raise ModelError(f"{graph.name} takes {len(graph.inputs)} inputs, not {len(arrays)}")
     for name, x in zip(graph.inputs, arrays, strict=True):
         if x.ndim == 0 or x.shape[1:] != graph.shapes[name] or len(x) != len(arrays[0]):
             raise ModelError(f"input {name!r} has shape {x.shape}, not (batch, {graph.shapes[name]})")
-    with np.errstate(all="ignore"):
-        values = _run(graph, arrays, trace)
-    if trace is not None:
-        trace.values.update(values)
-    return [np.where(np.isnan(y), CANONICAL_NAN, y) for y in (values[name] for name in graph.outputs)]
+    if graph.context and len(arrays[0]) > graph.context:
+        raise ModelError(f"{graph.name} takes texts of at most {graph.context} tokens, not {len(arrays[0])}")
+    return arrays
 
 
-def _run(graph: Graph, inputs: Sequence[Array], trace: Trace | None) -> dict[str, Array]:
+def _run(
+    graph: Graph, inputs: Sequence[Array], trace: Trace | None, source: Sequence[Array] | None = None
+) -> dict[str, Array]:
     batch = len(inputs[0])
-    values: dict[str, Array] = dict(zip(graph.inputs, inputs, strict=True))
+    encoder = graph.encoder() if graph.context else set()
     # A constant is the same for every sample: a batch axis of 1, stretched only where an operation needs it.
-    values.update({name: value[None] for name, value in graph.constants.items() if isinstance(value, np.ndarray)})
-    if graph.context and batch > graph.context:
-        raise ModelError(f"{graph.name} takes texts of at most {graph.context} tokens, not {batch}")
+    values = {name: value[None] for name, value in graph.constants.items() if isinstance(value, np.ndarray)}
+    values.update(zip(graph.inputs, inputs if source is None else source, strict=True))
     for node in graph.nodes:
+        if node.output not in encoder:
+            values.update(zip(graph.inputs, inputs, strict=True))
         args = [values[i] for i in node.inputs if i in values]  # the weight of a linear may be no array
-        y = _moe(node, args, trace) if node.op == "moe" else OPS[node.op](node, args, graph)
+        if node.op == "attention" and source is not None:
+            y = _attention(node, args, alone=False)
+        elif node.op == "moe":
+            y = _moe(node, args, trace, node.output in encoder and source is not None)
+        else:
+            y = OPS[node.op](node, args, graph)
         values[node.output] = np.asarray(y, np.float32)
     for name in graph.outputs:
         values[name] = np.broadcast_to(values[name], (batch, *graph.shapes[name]))
@@ -110,19 +129,27 @@ def _expand(node: Node, args: list[Array], graph: Graph) -> Array:
     return np.broadcast_to(x.reshape(len(x), *(1,) * (len(shape) - x.ndim + 1), *x.shape[1:]), (len(x), *shape))
 
 
-def _attention(node: Node, args: list[Array], graph: Graph) -> Array:
-    q, k, v, *sinks = args
+def _attention(node: Node, args: list[Array], alone: bool) -> Array:
+    """`alone`: a row's source text is the row itself."""
+    q, k, v, *more = args
+    sinks = more[0][0] if more and more[0].ndim == 2 else None
+    biases = more[0][0] if more and more[0].ndim == 3 else None
+    seen = sight(node)
     window, softcap = node.attrs.get("window", 0), node.attrs.get("softcap", 0.0)
-    cache = node.attrs.get("cache", "fp32")
-    return sequence.attention(q, k, v, sinks[0][0] if sinks else None, node.attrs["scale"], window, softcap, cache)
+    how = sequence.Attention(node.attrs["scale"], window, softcap, node.attrs.get("cache", "fp32"), seen or "past")
+    if seen != "past" and alone:
+        one = [slice(n, n + 1) for n in range(len(q))]
+        return np.concatenate([sequence.attention(q[n], k[n], v[n], sinks, biases, how) for n in one])
+    return sequence.attention(q, k, v, sinks, biases, how)
 
 
-def _moe(node: Node, args: list[Array], trace: Trace | None) -> Array:
+def _moe(node: Node, args: list[Array], trace: Trace | None, together: bool) -> Array:
+    """`together`: all samples share the experts' capacity."""
     x, logits = args
     router, experts = node.attrs["router"], node.attrs["experts"]
     tokens = x.reshape(-1, x.shape[-1])
     chosen, weights = ops.route(logits.reshape(len(tokens), router.experts), router)
-    ops.drop_overflow(chosen, router, len(tokens) // len(x))
+    ops.drop_overflow(chosen, router, len(tokens) if together else len(tokens) // len(x))
     width = experts[0].shapes[experts[0].outputs[0]][0]
     slots = np.zeros((len(tokens), router.k, width), np.float32)
     for e, expert in enumerate(experts):
@@ -157,6 +184,6 @@ OPS: dict[str, Callable[[Node, list[Array], Graph], Any]] = {
     "expand": _expand,
     "embed": lambda node, args, graph: sequence.embed(args[0][:, 0], loaded(graph.constants[node.inputs[1]])),
     "rope": lambda node, args, graph: sequence.rope(args[0], args[1][0]),
-    "attention": _attention,
+    "attention": lambda node, args, graph: _attention(node, args, alone=True),
     "delay": lambda node, args, graph: sequence.delay(args[0], node.attrs["steps"]),
 }

@@ -292,7 +292,7 @@ def _sparse_mix(logits: Array, chosen: np.ndarray[Any, np.dtype[np.int32]], epsi
 
 
 def drop_overflow(chosen: np.ndarray[Any, np.dtype[np.int32]], router: Router, tokens: int) -> None:
-    """Replace by -1 what is beyond the experts' capacity, in `chosen` (samples · tokens, k), each sample by itself."""
+    """Replace by -1 what is beyond the experts' capacity, in `chosen` (n · tokens, k), `tokens` by themselves."""
     for sample in chosen.reshape(-1, tokens * router.k) if router.capacity else ():
         for expert in range(router.experts):
             sample[np.flatnonzero(sample == expert)[router.capacity :]] = -1

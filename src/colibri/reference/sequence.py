@@ -5,6 +5,7 @@ Samples are the tokens of one text, sample n at position n. As in `ops`: float32
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,13 +59,25 @@ def cached(x: Array, cache: str) -> tuple[Array, Array]:
     return np.asarray(q, F), np.asarray(size / F(127), F)
 
 
-def attention(
-    q: Array, k: Array, v: Array, sinks: Array | None, scale: float, window: int, softcap: float, cache: str
-) -> Array:
-    """softmax(q·kᵀ · scale)·v over the positions up to the own, of `window` the last (Vaswani et al. 2017).
+@dataclass(frozen=True)
+class Attention:
+    """What an attention does besides the product: see `attention`."""
 
-    q (batch, heads, dim), k (batch, kv, dim), v (batch, kv, width); heads share key and value heads in groups. With a
-    `softcap` c a score s becomes c · tanh(s / c). `sinks` are a further score for each head whose value is nothing.
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    cache: str = "fp32"
+    sight: str = "past"
+
+
+def attention(q: Array, k: Array, v: Array, sinks: Array | None, biases: Array | None, how: Attention) -> Array:
+    """softmax(q·kᵀ · scale)·v over the positions that a token sees (Vaswani et al. 2017).
+
+    These are, by sight: `past` those up to the own, of a `window` the last; `all` all; `source` all of another text.
+    q (batch, heads, dim), k (positions, kv, dim), v (positions, kv, width); heads share key and value heads in groups.
+    With a `softcap` c a score s becomes c · tanh(s / c). `biases` (heads, n) are added to scores, by distance: the last
+    is the own position's, for sight `all` the middle one (Raffel et al. 2020). `sinks` are a further score for each
+    head whose value is nothing.
 
     Positions are taken in pages of 64, from the one where the window begins. With m the largest score so far, from
     -inf or the sink on, and l the sum of exp(score - m), from 0 or 1 on, a page with the largest score m' gives
@@ -74,7 +87,7 @@ def attention(
     tokens, heads, _ = q.shape
     kv, width = v.shape[1:]
     group = heads // kv
-    (keys, key_scale), (values, value_scale) = cached(k, cache), cached(v, cache)
+    (keys, key_scale), (values, value_scale) = cached(k, how.cache), cached(v, how.cache)
     out = np.zeros((tokens, heads, width), F)
     for head in range(heads):
         own = head // group
@@ -82,13 +95,17 @@ def attention(
         for t in range(tokens):
             best, total_weight = start, F(0 if sinks is None else 1)
             total = np.zeros(width, F)
-            first = max(0, t + 1 - window) if window else 0
-            for page in range(first // PAGE, t // PAGE + 1):
-                rows = slice(page * PAGE, min((page + 1) * PAGE, t + 1))
+            end = t + 1 if how.sight == "past" else len(k)
+            first = max(0, end - how.window) if how.window else 0
+            for page in range(first // PAGE, (end - 1) // PAGE + 1):
+                rows = slice(page * PAGE, min((page + 1) * PAGE, end))
                 scores = _product(q[t, None, head], keys[rows, own])[0] * key_scale[rows, own, 0]
-                scores = scores * F(scale)
-                if softcap:
-                    scores = elementary.tanh(scores / F(softcap)) * F(softcap)
+                scores = scores * F(how.scale)
+                if how.softcap:
+                    scores = elementary.tanh(scores / F(how.softcap)) * F(how.softcap)
+                if biases is not None:
+                    middle = biases.shape[1] // 2 if how.sight == "all" else biases.shape[1] - 1
+                    scores = scores + biases[head, middle - t + rows.start : middle - t + rows.stop]
                 scores[: max(0, first - page * PAGE)] = -np.inf
                 new = max_of(best, scores)
                 weights = elementary.exp(scores - new)
