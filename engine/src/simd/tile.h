@@ -22,10 +22,10 @@ enum format { F32, F16, I8 };
 
 typedef float totals[CLB_WIDTH]; /* of one row */
 
-/* What to fetch while a tile of some vectors is at byte `at` of its streams. */
+/* What to fetch while a tile of some vectors is at byte `at` of its streams; short ones pass faster than memory answers. */
 V const uint8_t *ahead_of(const uint8_t *w, size_t at, size_t stride, uint32_t vectors)
 {
-    return w + AHEAD + (at + AHEAD < stride ? 0 : (vectors * WIDE - 1) * stride);
+    return w + (stride <= 2 * AHEAD ? 16 * AHEAD : at + AHEAD < stride ? AHEAD : AHEAD + (vectors * WIDE - 1) * stride);
 }
 
 /* The streams of some vectors, a cache line each; one row reads them faster than it computes. */
