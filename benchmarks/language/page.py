@@ -236,6 +236,8 @@ fp16: at position 4,096 that is 0.54 GB beside the weights. llama.cpp's int8 cac
 
 
 def _method(speed: Data) -> str:
+    from colibri.language_export import CHUNK
+
     return f"""## How it is measured
 
 - Each engine is alone in a Python process, its model loaded; two processes, Colibri's and the peer's, are alive
@@ -245,8 +247,8 @@ def _method(speed: Data) -> str:
 - The *reading rate* and the *int8 peak* are measured in every round by `benchmarks/language/probe.c` (reading 1 GB in
   huge pages, sequential or four streams, whichever is faster; best of 3), the median over the rounds.
 - llama.cpp has its defaults: it may copy weights into an order its kernels like better, chunks of 512 tokens, flash
-  attention as it decides. Colibri: `export_lm`'s defaults (int8 activations, chunks of 128 tokens), cache fp16 unless
-  said otherwise. Contexts of 4,352 tokens on both sides.
+  attention as it decides. Colibri: `export_lm`'s defaults (int8 activations, chunks of {CHUNK} tokens), cache fp16
+  unless said otherwise. Contexts of 4,352 tokens on both sides.
 - Weights are random, so texts are noise, and routes visit experts more evenly than a trained model's.
 
 ```sh
