@@ -89,8 +89,8 @@ def measure(args: argparse.Namespace) -> None:
             if number == 0 or CONTESTS[number - 1][0] != dtype:  # once for each of ours
                 caches.append("int8")
             for cache in caches:
-                sides = _files(args.shape, dtype, kind, cache, args.disk)
-                _put(data["far"], far(sides, max(args.threads), turns),
+                pair = sides if cache == "fp16" else _files(args.shape, dtype, kind, cache, args.disk)
+                _put(data["far"], far(pair, max(args.threads), turns),
                      lambda f: [(c["kind"], c["cache"]) for c in f["cells"]])  # fmt: skip
         data |= {"busy": busy.result(), "minutes": (time.monotonic() - begin) / 60}
         save("speed", data)

@@ -18,6 +18,15 @@ static int fits(const colibri_context_t *ctx, uint32_t position, const int32_t *
     return COLIBRI_OK;
 }
 
+static void run(colibri_context_t *ctx, const int32_t *tokens, int count, float *output)
+{
+    float ids[CHUNK];
+    for (int i = 0; i < count; ++i) {
+        ids[i] = (float)tokens[i];
+    }
+    colibri_forward(ctx, ids, output, count);
+}
+
 int colibri_lm_source(colibri_context_t *ctx, const int32_t *tokens, int count)
 {
     RETURN_IF(ctx == NULL || ctx->model == NULL, COLIBRI_ERR_NULL);
@@ -25,12 +34,9 @@ int colibri_lm_source(colibri_context_t *ctx, const int32_t *tokens, int count)
     const int error = fits(ctx, 0, tokens, count);
     RETURN_IF(error != COLIBRI_OK, error);
     RETURN_IF(count > ctx->max_batch || count > CHUNK, COLIBRI_ERR_BATCH);
-    float ids[CHUNK], none; /* this run has no output */
-    for (int i = 0; i < count; ++i) {
-        ids[i] = (float)tokens[i];
-    }
+    float none; /* this run has no output */
     ctx->source = ctx->position = 0;
-    colibri_forward(ctx, ids, &none, count);
+    run(ctx, tokens, count, &none);
     return ctx->status;
 }
 
@@ -47,11 +53,7 @@ int colibri_lm_evaluate(colibri_context_t *ctx, const int32_t *tokens, int count
     for (int at = 0; at < count && ctx->status == COLIBRI_OK;) {
         const int most = alone ? 1 : ctx->max_batch < CHUNK ? ctx->max_batch : CHUNK;
         const int n = count - at < most ? count - at : most;
-        float ids[CHUNK];
-        for (int i = 0; i < n; ++i) {
-            ids[i] = (float)tokens[at + i];
-        }
-        colibri_forward(ctx, ids, logits, n);
+        run(ctx, tokens + at, n, logits);
         at += n;
     }
     ctx->tail = tail;
@@ -155,8 +157,8 @@ int32_t colibri_lm_sample(colibri_sampler_t *s, float *logits, int n, int32_t *s
     }
     int32_t best = 0;
     for (int32_t i = 1; i < n; ++i) {
-        const int number = logits[best] == logits[best]; /* not a NaN */
-        best = number ? (logits[i] > logits[best] ? i : best) : (logits[i] == logits[i] ? i : best);
+        const int first_number = logits[best] != logits[best] && logits[i] == logits[i]; /* after NaNs alone */
+        best = logits[i] > logits[best] || first_number ? i : best;
     }
     RETURN_IF(!(s->temperature > 0.0f), best);
     const float largest = logits[best];

@@ -19,7 +19,6 @@ from colibri.tokenizer import Tokenizer
 Ids = Sequence[int] | np.ndarray[Any, Any]
 Routes = np.ndarray[Any, np.dtype[np.int32]]
 _SOURCE = 512  # tokens: see colibri_lm_source
-_NO_SOURCE = [name for name, _ in spec.ERRORS].index("SOURCE")
 
 
 class LanguageModel(Model):
@@ -144,7 +143,7 @@ class LanguageModel(Model):
 
     def _logits(self, token_ids: Ids, recorded: list[Recorded] | None) -> Array:
         ids = self._checked(token_ids)
-        self._require(_NO_SOURCE if self._encoder_ops and not self._source else 0)
+        self._require(spec.error_code("SOURCE") if self._encoder_ops and not self._source else 0)
         rows = ids.astype(np.float32)
         out = np.empty((len(ids), self.vocabulary), np.float32)
         for first in range(0, len(ids), self.max_batch):
@@ -152,7 +151,7 @@ class LanguageModel(Model):
             self._hold(ids[first : first + self.max_batch])
             x, y = ffi.from_buffer("float[]", part), ffi.from_buffer("float[]", into)
             if recorded is None:
-                lib.forward_rows(self._text[1], x, y, len(part))
+                lib.colibri_forward(self._text[1], x, y, len(part))
             else:
                 recorded.append(self._recording(self._text[1], x, y, len(part), logits=False))
             self._require(self._text[1].status)

@@ -100,7 +100,7 @@ class Package:
 
 
 def _error(code: str, message: str) -> ModelError:
-    number = next(n for n, (name, _) in enumerate(spec.ERRORS) if name == code)
+    number = spec.error_code(code)
     return ModelError(f"{message} ({spec.error_text(number)})", number)
 
 

@@ -282,6 +282,11 @@ def align(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
+def error_code(name: str) -> int:
+    """The number of an engine error, by its name without the prefix."""
+    return next(n for n, (known, _) in enumerate(ERRORS) if known == name)
+
+
 def error_text(code: int) -> str:
     """The name and sentence of an engine error code."""
     name, text = ERRORS[code]

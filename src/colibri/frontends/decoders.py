@@ -235,6 +235,11 @@ class Builder(Generic[Kind]):
         self.same(name, embedding)
         return [embedding, *([self.vector("lm_head.bias", plan.vocabulary)] if plan.head_bias else [])]
 
+    def table(self, name: str) -> str:
+        """An embedding, by the whole name of its tensor."""
+        stored = self.checkpoint.take(name, (self.plan.vocabulary, self.plan.hidden))
+        return self.graph.add_constant(stored.name, stored.part(stored.shape))
+
     def same(self, name: str, embedding: str) -> None:
         """Where a tensor that is tied to the embedding is stored too, it must be the same."""
         if name in self.checkpoint:
@@ -250,8 +255,7 @@ class _Decoder(Builder[Plan]):
     def whole(self) -> Graph:
         plan, graph, root = self.plan, self.graph, f"{self.plan.prefix}model."
         token = graph.add_input("token", (1,))
-        table = self.checkpoint.take(f"{root}embed_tokens.weight", (plan.vocabulary, plan.hidden))
-        embedding = graph.add_constant(table.name, table.part(table.shape))
+        embedding = self.table(f"{root}embed_tokens.weight")
         h = self.scaled(self.add("embed", token, embedding), plan.embedding_factor, "embedding_multiplier")
         for n in range(plan.layers):
             self.at = f"{root}layers.{n}."

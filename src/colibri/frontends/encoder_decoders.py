@@ -75,10 +75,6 @@ class _Exchange(Builder[Exchange]):
         graph.validate()
         return graph
 
-    def table(self, name: str) -> str:
-        stored = self.checkpoint.take(name, (self.plan.vocabulary, self.plan.hidden))
-        return self.graph.add_constant(stored.name, stored.part(stored.shape))
-
     def embedding(self, stack: str, shared: str) -> str:
         """A stack's table: the shared one, but where the model is not tied and has one of its own."""
         name = f"{stack}.embed_tokens.weight"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from colibri.errors import ExportError
-from colibri.frontends.decoders import ACTIVATIONS, Convolution, Dense, Heads, Latent, Mixture, Plan, Separate, Stacked
+from colibri.frontends.decoders import Convolution, Dense, Heads, Latent, Mixture, Plan, Separate, Stacked
 from colibri.frontends.encoder_decoders import Exchange, Stack
 from colibri.frontends.language_settings import Adapter, Settings
 
@@ -268,12 +268,10 @@ def _switch(c: Settings) -> Exchange:
         raise c.refuse(f"relative_attention_num_buckets = {c.relative_attention_num_buckets} and "
                        f"relative_attention_max_distance = {c.relative_attention_max_distance} leave distances without "
                        "a bucket: correct config.json")  # fmt: skip
-    if c.dense_act_fn not in ACTIVATIONS:
-        raise c.refuse(f"dense_act_fn = {c.dense_act_fn!r} is not supported, only {', '.join(ACTIVATIONS)}")
     decoder = c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers
     start = c.config.get("pad_token_id") if c.decoder_start_token_id is None else c.decoder_start_token_id
     return Exchange(
-        vocabulary=c.vocab_size, hidden=c.d_model, eps=c.layer_norm_epsilon, activation=ACTIVATIONS[c.dense_act_fn],
+        vocabulary=c.vocab_size, hidden=c.d_model, eps=c.layer_norm_epsilon, activation=c.activation("dense_act_fn"),
         tied=c.tie_word_embeddings, encoder=stack("encoder", c.num_layers, c.num_sparse_encoder_layers),
         decoder=stack("decoder", decoder, c.num_sparse_decoder_layers), heads=c.num_heads, dim=c.d_kv, width=c.d_ff,
         router=c.router(0)(None), router_bias=c.router_bias, buckets=c.relative_attention_num_buckets,

@@ -195,15 +195,19 @@ class Settings:
         dim = self.dim
         return replace(Heads(self.heads, self.kv, dim, dim**-0.5, table=self.table(dim)), **more)
 
+    def activation(self, name: str) -> str:
+        """The activation that the field `name` says, silu where the family has no such field."""
+        said = self._values.get(name, "silu")
+        if said not in ACTIVATIONS:
+            raise self.refuse(f"{name} = {said!r} is not supported, only {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[said]
+
     def plan(self, mixer: Callable[[int], Any], feed: Callable[[int], Any], **more: Any) -> Plan:
         """A plan with what all configurations say alike."""
-        act = self._values.get("hidden_act", "silu")
-        if act not in ACTIVATIONS:
-            raise self.refuse(f"hidden_act = {act!r} is not supported, only {', '.join(ACTIVATIONS)}")
         plan = Plan(
             vocabulary=self.vocab_size, hidden=self.hidden_size, layers=self.num_hidden_layers, mixer=mixer, feed=feed,
-            eps=self._values.get("rms_norm_eps", 0.0), activation=ACTIVATIONS[act], tied=self.tie_word_embeddings,
-            ignored=(r".*rotary_emb\.inv_freq", *self.adapter.ignored),
+            eps=self._values.get("rms_norm_eps", 0.0), activation=self.activation("hidden_act"),
+            tied=self.tie_word_embeddings, ignored=(r".*rotary_emb\.inv_freq", *self.adapter.ignored),
         )  # fmt: skip
         return replace(plan, **more)
 

@@ -62,8 +62,8 @@ def _run(
     # A constant is the same for every sample: a batch axis of 1, stretched only where an operation needs it.
     values = {name: value[None] for name, value in graph.constants.items() if isinstance(value, np.ndarray)}
     values.update(zip(graph.inputs, inputs if source is None else source, strict=True))
-    for node in graph.nodes:
-        if node.output not in encoder:
+    for n, node in enumerate(graph.nodes):
+        if n == len(encoder):  # the source text, which comes first, has been read
             values.update(zip(graph.inputs, inputs, strict=True))
         args = [values[i] for i in node.inputs if i in values]  # the weight of a linear may be no array
         if node.op == "attention" and source is not None:
