@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from home import FILES, enter, make_room
-from shapes import SHAPES, Config, expert_width, head_dim, weights
+from shapes import SHAPES, Config, deviation, expert_width, head_dim, weights
 
 FORMATS = ("Q8_0", "Q4_0", "Q4_K")
 _ARCHITECTURE = {"olmoe": "olmoe", "qwen3_moe": "qwen3moe"}
@@ -100,10 +100,11 @@ def write(path: Path, config: Config, kind: str, context: int, make: Make) -> No
 class RandomBlocks:
     """Makes tensors of random blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Config) -> None:
         import numpy as np
 
-        self._np, self._pools = np, {}
+        self._np, self._config = np, config
+        self._pools: dict[tuple[str, float], Any] = {}
         self._random = np.random.default_rng(0)
 
     def __call__(self, shape: Shape, of: str, kind: str, experts: int) -> Any:
@@ -113,32 +114,31 @@ class RandomBlocks:
         np = self._np
         if len(shape) == 1:
             return np.ones(shape, np.float32)
-        seed = zlib.crc32(of.encode()) % _BLOCKS
+        seed, size = zlib.crc32(of.encode()) % _BLOCKS, deviation(self._config, of, shape[-1])
         if kind == "F32":
-            return self._random.standard_normal(shape, np.float32) / np.float32(math.sqrt(shape[-1]))
+            return self._random.standard_normal(shape, np.float32) * np.float32(size)
         per_block, _ = gguf.GGML_QUANT_SIZES[getattr(gguf.GGMLQuantizationType, kind)]
-        pool = self._pool(kind, shape[-1], per_block)
+        pool = self._pool(kind, size, per_block)
         return np.resize(np.roll(pool, seed, axis=0), (math.prod(shape) // per_block, pool.shape[1]))
 
-    def _pool(self, kind: str, width: int, per_block: int) -> Any:
-        """Blocks of numbers with variance 1 / width."""
+    def _pool(self, kind: str, size: float, per_block: int) -> Any:
+        """Blocks of numbers whose deviation is `size`."""
         import gguf
 
         np = self._np
-        if (kind, width) not in self._pools:
-            deviation = np.float32(1 / math.sqrt(width))
+        if (kind, size) not in self._pools:
             if kind == "Q4_K":
-                self._pools[kind, width] = self._q4_k(deviation)
+                self._pools[kind, size] = self._q4_k(size)
             else:
-                numbers = self._random.standard_normal((_BLOCKS, per_block), np.float32) * deviation
-                self._pools[kind, width] = gguf.quants.quantize(numbers, getattr(gguf.GGMLQuantizationType, kind))
-        return self._pools[kind, width]
+                numbers = self._random.standard_normal((_BLOCKS, per_block), np.float32) * np.float32(size)
+                self._pools[kind, size] = gguf.quants.quantize(numbers, getattr(gguf.GGMLQuantizationType, kind))
+        return self._pools[kind, size]
 
-    def _q4_k(self, deviation: Any) -> Any:
+    def _q4_k(self, size: float) -> Any:
         """d · scale · code - dmin · least: the same 6-bit number as scale and least, dmin = 7.5 d, so the mean is 0."""
         np, blocks = self._np, self._np.empty((_BLOCKS, 144), self._np.uint8)
         scale = self._random.integers(32, 64, (_BLOCKS, 8), np.uint8)
-        d = deviation / np.float32(4.61 * 48)  # the deviation of a code is 4.61, the mean scale 48
+        d = size / (4.61 * 48)  # the deviation of a code is 4.61, the mean scale 48
         blocks[:, 0:4] = np.array([d, 7.5 * d], np.float16).view(np.uint8)
         low, high = scale[:, :4], scale[:, 4:]
         blocks[:, 4:8] = low | (high >> 4) << 6
@@ -156,7 +156,7 @@ def random_file(shape: str, kind: str, context: int, keep: Iterable[Path], disk:
         make_room(weights(SHAPES[shape]) * bits / 8, keep, disk * 1e9)
         begin = time.monotonic()
         print(f"writing {path.name}", flush=True)
-        write(path, SHAPES[shape], kind, context, RandomBlocks())
+        write(path, SHAPES[shape], kind, context, RandomBlocks(SHAPES[shape]))
         print(f"  {path.stat().st_size / 1e9:.2f} GB in {time.monotonic() - begin:.0f} s", flush=True)
     return path
 

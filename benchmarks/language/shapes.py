@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 Config = dict[str, Any]
@@ -36,6 +37,18 @@ def head_dim(config: Config) -> int:
 def expert_width(config: Config) -> int:
     """Hidden numbers of an expert."""
     return int(config.get("moe_intermediate_size") or config["intermediate_size"])
+
+
+def deviation(config: Config, name: str, width: int) -> float:
+    """Of a random matrix's numbers, by the checkpoint's name for it and its inputs.
+
+    Embeddings have numbers of size 1, and what the layers add to them is about as large together: were it larger, the
+    text so far would drown each token, and routes would crowd on the experts that this text likes.
+    """
+    if "embed_tokens" in name:
+        return 1.0
+    layers = 2 * config["num_hidden_layers"] if "o_proj" in name or "down_proj" in name else 1
+    return 1 / math.sqrt(width * layers)
 
 
 def _layer(config: Config, experts: int) -> int:

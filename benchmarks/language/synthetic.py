@@ -2,7 +2,7 @@
 
     python benchmarks/language/synthetic.py olmoe --dtype int4 --cache int8 --context 4352
 
-Speed and memory do not depend on what the weights are; only routes do, and random ones visit experts evenly.
+Speed and memory do not depend on what the weights are, only routes do: `shapes.deviation` keeps them from crowding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from home import FILES, enter, make_room
-from shapes import SHAPES, Config, weights
+from shapes import SHAPES, Config, deviation, weights
 
 CONTEXT = 4352  # position 4,096 and some tokens more
 DISK = 20.0  # GB of models at a time
@@ -48,7 +48,7 @@ class Synthetic:
         """Nothing is left over."""
 
     def take(self, name: str, shape: tuple[int, ...]) -> Any:
-        """The tensor: ones for norms, else numbers of a variance that keeps activations about as large as they were."""
+        """The tensor: ones for norms, else random numbers."""
         from colibri.frontends.checkpoint import Stored
 
         np, width, seed = self._np, math.prod(shape[1:]), zlib.crc32(name.encode())
@@ -60,7 +60,7 @@ class Synthetic:
             for start in range(first * width, end * width, step := _POOL - _STARTS):
                 at = (seed + start * 7919) % _STARTS
                 pieces.append(self._pool[at : at + min(step, end * width - start)])
-            scaled = np.concatenate(pieces) * np.float32(1 / math.sqrt(shape[-1]))
+            scaled = np.concatenate(pieces) * np.float32(deviation(self.config, name, shape[-1]))
             return scaled.reshape(end - first, *shape[1:])
 
         return Stored(name, tuple(shape), "F32", rows)
