@@ -84,7 +84,8 @@ def unary_attrs(func: str) -> dict[str, float]:
 
 
 def expert(seed: int, d_in: int, d_hidden: int, d_out: int, kind: int, fmt: str = "fp32") -> Graph:
-    """One expert: 0 a plain MLP, 1 gated with a norm, 2 with a slice, a concat and a residual, 3 no weights at all."""
+    """One expert: 0 a plain MLP, 1 gated with a norm, 2 with a slice, a concat and a residual, 3 no weights at all, 4 a
+    recurrence over its token's numbers."""
     rng = np.random.default_rng(seed)
     graph = Graph(f"expert{seed}")
     x = graph.add_input("x", (d_in,))
@@ -101,6 +102,9 @@ def expert(seed: int, d_in: int, d_hidden: int, d_out: int, kind: int, fmt: str 
         both = graph.add("concat", left, x, axis=0)
         y = linear(graph, rng, graph.add("softmax", both), d_out, True)
         y = graph.add("binary", y, constant(graph, rng, "shift", d_out), func="add")
+    elif kind == 4:
+        states = recurrence(graph, rng, graph.add("reshape", x, shape=(d_in, 1)), d_hidden, fmt, reverse=bool(seed % 2))
+        y = linear(graph, rng, graph.add("reduce", states, func="max", axis=0), d_out, True, fmt)
     else:
         mean = graph.add("reduce", x, func="mean", axis=0)
         y = graph.add("expand", mean, shape=(d_out,))
@@ -108,12 +112,26 @@ def expert(seed: int, d_in: int, d_hidden: int, d_out: int, kind: int, fmt: str 
     return graph
 
 
+def recurrence(
+    graph: Graph, rng: np.random.Generator, x: str, width: int, fmt: str = "fp32", reverse: bool = False,
+    start: str = "",
+) -> str:  # fmt: skip
+    """s' = s + tanh(U x + V s) · clamp(s) over the steps of x (steps, n): all states (steps, width)."""
+    state = graph.add("state", start or constant(graph, rng, graph.fresh("start"), width))
+    now = linear(graph, rng, graph.add("step", x, state), width, True, fmt)
+    moved = graph.add("binary", now, linear(graph, rng, state, width, False, fmt), func="add")
+    gate = graph.add("unary", state, func="clamp", alpha=-0.5, beta=0.75)
+    product = graph.add("binary", graph.add("unary", moved, func="tanh"), gate, func="mul")
+    after = graph.add("binary", state, product, func="add")
+    return graph.add("collect", after, state, steps=graph.shapes[x][0], reverse=reverse)
+
+
 def add_moe(graph: Graph, draw: st.DrawFn, rng: np.random.Generator, x: str) -> str:
     router = draw(routers(9))
     experts = router.experts
     d_in = graph.shapes[x][-1]
     d_hidden, d_out = draw(st.integers(1, 20)), draw(st.sampled_from([d_in, d_in, 5]))
-    kinds = draw(st.sampled_from([(0,), (1,), (2,), (3,), (0, 1)]))
+    kinds = draw(st.sampled_from([(0,), (1,), (2,), (3,), (4,), (0, 1)]))
     seed = draw(st.integers(0, 1 << 16))
     fmt = draw(st.sampled_from(FORMATS))
     body = [expert(seed + e, d_in, d_hidden, d_out, kinds[e % len(kinds)], fmt) for e in range(experts)]
@@ -127,7 +145,8 @@ def add_random(graph: Graph, draw: st.DrawFn, rng: np.random.Generator, values: 
     shape = graph.shapes[x]
     axis = draw(st.integers(0, len(shape) - 1))
     op = draw(st.sampled_from(["linear", "unary", "binary", "same", "softmax", "norm", "reduce", "reshape", "transpose",
-                               "slice", "concat", "expand", "moe", "constant"]))  # fmt: skip
+                               "slice", "concat", "expand", "moe", "constant", "window", "matmul", "recurrence",
+                               "embed"]))  # fmt: skip
     if op == "linear":
         return linear(graph, rng, x, draw(st.integers(1, 20)), draw(st.booleans()), draw(st.sampled_from(FORMATS)),
                       activation=draw(st.sampled_from([None, "relu", "tanh"])))  # fmt: skip
@@ -167,6 +186,25 @@ def add_random(graph: Graph, draw: st.DrawFn, rng: np.random.Generator, values: 
         return graph.add("expand", x, shape=(draw(st.integers(1, 3)), *shape))
     if op == "moe":
         return add_moe(graph, draw, rng, x)
+    if op == "window":
+        dilation, n = draw(st.integers(1, 3)), shape[axis]
+        size = draw(st.integers(1, (n - 1) // dilation + 1))
+        return graph.add("window", x, axis=axis, size=size, step=draw(st.integers(1, 3)), dilation=dilation)
+    if op == "matmul" and len(shape) > 1:
+        other = draw(st.sampled_from([v for v in values if graph.shapes[v] == shape]))
+        turned = graph.add("transpose", other, perm=(*range(len(shape) - 2), len(shape) - 1, len(shape) - 2))
+        return graph.add("matmul", *draw(st.sampled_from([(x, turned), (turned, x)])))
+    if op == "recurrence" and len(shape) == 2:
+        fmt, reverse = draw(st.sampled_from(FORMATS)), draw(st.booleans())
+        starts = [v for v in values if len(graph.shapes[v]) == 1]
+        start = draw(st.sampled_from(["", *starts]))
+        width = graph.shapes[start][0] if start else draw(st.integers(1, 12))
+        return recurrence(graph, rng, x, width, fmt, reverse, start)
+    if op == "embed":
+        ids = graph.add("unary", graph.add("unary", x, func="abs"), func="clamp", alpha=0, beta=draw(st.integers(1, 6)))
+        kind = draw(st.sampled_from([f for f in FORMATS if "residual" not in f and "only" not in f]))
+        table = graph.add_constant(graph.fresh("table"), stored(rng, 6, draw(st.integers(1, 9)), kind))
+        return graph.add("embed", graph.add("reshape", ids, shape=(*shape, 1)), table)
     return x
 
 

@@ -38,7 +38,7 @@ def test_records_have_their_size_and_aligned_fields(record: spec.Record) -> None
 
 
 def test_every_operation_and_function_has_a_reference() -> None:
-    assert set(interpreter.OPS) | {"moe"} == set(OPS)
+    assert set(interpreter.OPS) | {"moe", "state", "step", "collect"} == set(OPS)
     assert tuple(ops.UNARY) == spec.ENUMS["unary"]
     assert tuple(ops.BINARY) == spec.ENUMS["binary"]
 
@@ -67,11 +67,13 @@ def test_stages_import_only_earlier_ones() -> None:
         "passes",
         "quantize",
         "program",
+        "views",
         "lower",
         "plan",
         "certify",
         "emit",
         "engine",
+        "streaming",
         "language",
         "evaluate",
         "context_length",

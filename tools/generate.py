@@ -35,8 +35,9 @@ def c_format() -> str:
     ]  # fmt: skip
     for enum, names in spec.ENUMS.items():
         entries = [f"CLB_{enum.upper()}_{n.upper()}" for n in (*names, "count")]
+        line = f"enum clb_{enum} {{ {', '.join(entries)} }};"
         filled = textwrap.wrap(", ".join(entries), 120, initial_indent="    ", subsequent_indent="    ")
-        lines += ["", f"enum clb_{enum} {{", *filled, "};"]
+        lines += ["", *([line] if len(line) <= 120 else [f"enum clb_{enum} {{", *filled, "};"])]
     for r in spec.RECORDS.values():
         lines += ["", f"/* {r.doc} */", "typedef struct {"]
         for kind, fields in itertools.groupby(r.fields, lambda f: _C_TYPES.get(f.type, f"clb_{f.type}")):

@@ -66,6 +66,7 @@ void colibri_forward(colibri_context_t *ctx, const float *input, float *output, 
     clb_run_program(samples, &frame);
     ctx->source = reads ? samples : ctx->source;
     ctx->position += tokens != 0 && !reads ? samples : 0;
+    ctx->position -= tokens == CLB_LIMIT && ctx->position >= CLB_LIMIT / 4 * 3 ? CLB_LIMIT / 2 : 0; /* a stream goes on */
     const size_t floats = reads ? 0 : (size_t)(samples - tail) * ctx->output_size;
     for (size_t i = 0; i < floats; ++i) {
         output[i] = output[i] == output[i] ? output[i] : clb_nan();

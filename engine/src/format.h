@@ -13,7 +13,7 @@
 
 #define CLB_MAGIC "COLIBRI"
 #define CLB_NONE 0xFFFFFFFFu
-#define CLB_FORMAT_VERSION 3u
+#define CLB_FORMAT_VERSION 4u
 #define CLB_ALIGN_MODEL 64u
 #define CLB_ALIGN_CONTEXT 64u
 #define CLB_ALIGN_BUFFER 32u
@@ -32,8 +32,8 @@
 
 enum clb_op {
     CLB_OP_LINEAR, CLB_OP_LINEAR_Q, CLB_OP_QUANTIZE, CLB_OP_MAP1, CLB_OP_MAP2, CLB_OP_SOFTMAX, CLB_OP_LAYERNORM,
-    CLB_OP_RMSNORM, CLB_OP_REDUCE, CLB_OP_MOE, CLB_OP_EMBED, CLB_OP_ROPE, CLB_OP_CACHE, CLB_OP_ATTENTION, CLB_OP_DELAY,
-    CLB_OP_COUNT
+    CLB_OP_RMSNORM, CLB_OP_REDUCE, CLB_OP_LOOP, CLB_OP_MOE, CLB_OP_EMBED, CLB_OP_ROPE, CLB_OP_CACHE, CLB_OP_ATTENTION,
+    CLB_OP_DELAY, CLB_OP_COUNT
 };
 
 enum clb_space {
@@ -46,9 +46,7 @@ enum clb_layout {
     CLB_LAYOUT_RESIDUAL, CLB_LAYOUT_COUNT
 };
 
-enum clb_scope {
-    CLB_SCOPE_SHARED, CLB_SCOPE_EXPERT, CLB_SCOPE_COUNT
-};
+enum clb_scope { CLB_SCOPE_SHARED, CLB_SCOPE_EXPERT, CLB_SCOPE_COUNT };
 
 enum clb_unary {
     CLB_UNARY_IDENTITY, CLB_UNARY_RELU, CLB_UNARY_LEAKY_RELU, CLB_UNARY_CLAMP, CLB_UNARY_NEG, CLB_UNARY_ABS,
@@ -62,9 +60,7 @@ enum clb_binary {
     CLB_BINARY_COUNT
 };
 
-enum clb_reduce {
-    CLB_REDUCE_SUM, CLB_REDUCE_MEAN, CLB_REDUCE_MAX, CLB_REDUCE_COUNT
-};
+enum clb_reduce { CLB_REDUCE_SUM, CLB_REDUCE_MEAN, CLB_REDUCE_MAX, CLB_REDUCE_COUNT };
 
 enum clb_score {
     CLB_SCORE_SOFTMAX, CLB_SCORE_SIGMOID, CLB_SCORE_LOGIT, CLB_SCORE_SQRT_SOFTPLUS, CLB_SCORE_SPARSE_MIXER,
@@ -76,21 +72,13 @@ enum clb_normalize {
     CLB_NORMALIZE_COUNT
 };
 
-enum clb_group_rule {
-    CLB_GROUP_RULE_MAX, CLB_GROUP_RULE_TOP2, CLB_GROUP_RULE_COUNT
-};
+enum clb_group_rule { CLB_GROUP_RULE_MAX, CLB_GROUP_RULE_TOP2, CLB_GROUP_RULE_COUNT };
 
-enum clb_apply {
-    CLB_APPLY_OUTPUT, CLB_APPLY_INPUT, CLB_APPLY_COUNT
-};
+enum clb_apply { CLB_APPLY_OUTPUT, CLB_APPLY_INPUT, CLB_APPLY_COUNT };
 
-enum clb_cache {
-    CLB_CACHE_FP32, CLB_CACHE_FP16, CLB_CACHE_INT8, CLB_CACHE_COUNT
-};
+enum clb_cache { CLB_CACHE_FP32, CLB_CACHE_FP16, CLB_CACHE_INT8, CLB_CACHE_COUNT };
 
-enum clb_sight {
-    CLB_SIGHT_PAST, CLB_SIGHT_ALL, CLB_SIGHT_SOURCE, CLB_SIGHT_COUNT
-};
+enum clb_sight { CLB_SIGHT_PAST, CLB_SIGHT_ALL, CLB_SIGHT_SOURCE, CLB_SIGHT_COUNT };
 
 /* The first bytes of the file. */
 typedef struct {
@@ -110,10 +98,10 @@ typedef struct {
 } CLB_ALIAS clb_port;
 _Static_assert(sizeof(clb_port) == 64, "no padding");
 
-/* Where an operation finds one row of a value: offset + sample · sample_stride + row · row_stride. */
+/* Where an operation finds one row of a value: offset + sample · sample_stride + row · row_stride + step · step_stride. */
 typedef struct {
     uint64_t offset;
-    uint32_t sample_stride, row_stride, space, reserved;
+    uint32_t sample_stride, row_stride, space, step_stride;
 } CLB_ALIAS clb_operand;
 _Static_assert(sizeof(clb_operand) == 24, "no padding");
 

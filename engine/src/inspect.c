@@ -26,22 +26,13 @@ int colibri_diagnose(const void *mem, size_t mem_size, const uint8_t *model_bin)
     return error != COLIBRI_OK ? error : clb_check_memory(mem, mem_size, m.header->context_bytes);
 }
 
-static int known(int error)
-{
-    return error >= 0 && error < (int)(sizeof error_table / sizeof error_table[0]);
-}
+static int known(int error) { return error >= 0 && error < (int)(sizeof error_table / sizeof error_table[0]); }
 
-const char *colibri_error_name(int error)
-{
-    return known(error) ? error_table[error][0] : "COLIBRI_ERR_UNKNOWN";
-}
+const char *colibri_error_name(int error) { return known(error) ? error_table[error][0] : "COLIBRI_ERR_UNKNOWN"; }
 
 const char *colibri_error_text(int error)
 {
     return known(error) ? error_table[error][1] : "not an error code of this engine";
 }
 
-const char *colibri_version(void)
-{
-    return COLIBRI_VERSION;
-}
+const char *colibri_version(void) { return COLIBRI_VERSION; }

@@ -43,6 +43,7 @@
 #define CLB_USED_PRODUCTS_Q (~0ull)
 #define CLB_USED_RESIDUAL 1
 #define CLB_USED_TEXT 1 /* a context, and with it perhaps a tail */
+#define CLB_USED_COMPUTED 1 /* matrices that are no tensors */
 #endif
 #define USED(which, number) (CLB_USED_##which >> (number) & 1)
 
@@ -102,6 +103,7 @@ typedef struct {
     const clb_routed *routed; /* in an expert */
     uint32_t tail;        /* the first sample whose output is wanted: the operations from tail_op on begin with it */
     uint32_t position;    /* of sample 0 in its text */
+    uint32_t step;        /* of the loop that runs */
     const colibri_context_t *ctx;
 } clb_frame;
 
@@ -264,10 +266,7 @@ static inline uint32_t clb_first_seen(const clb_op *op, uint32_t last)
     return window == 0 || last < window ? 0 : last + 1 - window;
 }
 
-static inline uint32_t clb_rows(const clb_tile *tile)
-{
-    return CLB_TILE == 1 ? 1 : tile->rows;
-}
+static inline uint32_t clb_rows(const clb_tile *tile) { return CLB_TILE == 1 ? 1 : tile->rows; }
 
 /* Four inputs of a quantised row, as they lie. */
 static inline int32_t clb_four(const int8_t *q)

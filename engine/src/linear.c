@@ -58,18 +58,19 @@ CLB_STATIC_WALK void run_chunk(void *arg, uint32_t index)
     }
 }
 
-CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples, const clb_frame *frame)
+/* The product with the matrix at `blocks`. */
+CLB_STATIC_WALK void multiply_by(const void *blocks, uint32_t layout, const clb_op *op, uint32_t first, uint32_t samples,
+                                 const clb_frame *frame)
 {
-    const clb_tensor *w = &frame->tensors[op->w0];
     const colibri_context_t *ctx = frame->ctx;
     product_task t = {
         .op = op, .frame = frame, .first = first, .samples = samples, .blocks = clb_ceil(op->dims[1], CLB_LANES),
-        .matrix.layout = w->layout, .matrix.cols = op->dims[0], .matrix.outputs = op->dims[1],
-        .matrix.blocks = clb_tensor_at(frame, op->w0), .matrix.stride = (size_t)clb_block_bytes(w->layout, w->cols),
+        .matrix.layout = layout, .matrix.cols = op->dims[0], .matrix.outputs = op->dims[1],
+        .matrix.blocks = blocks, .matrix.stride = (size_t)clb_block_bytes(layout, op->dims[0]),
         .matrix.bias = (const float *)(const void *)clb_tensor_at(frame, op->w1),
         .matrix.residual = clb_tensor_at(frame, op->w2), .matrix.quantized = op->code == CLB_OP_LINEAR_Q,
-        .matrix.scaled = w->layout == CLB_LAYOUT_ROWS8_I8,
-        .matrix.from_bias = w->layout == CLB_LAYOUT_ROWS8_F32 || w->layout == CLB_LAYOUT_ROWS8_F16,
+        .matrix.scaled = layout == CLB_LAYOUT_ROWS8_I8,
+        .matrix.from_bias = layout == CLB_LAYOUT_ROWS8_F32 || layout == CLB_LAYOUT_ROWS8_F16,
     };
     if (t.matrix.residual != NULL) {
         const uint64_t index = 4 * (clb_residual_cells(op->dims[1], op->dims[0]) + 1);
@@ -82,4 +83,15 @@ CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples,
     t.chunk = spread ? clb_min(fitting, each) : fitting;
     t.chunk = t.chunk > CELL_BLOCKS ? t.chunk : CELL_BLOCKS;
     CLB_SPREAD(ctx, spread, run_chunk, &t, clb_ceil(t.blocks, t.chunk));
+}
+
+CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples, const clb_frame *frame)
+{
+    if (!CLB_USED_COMPUTED || op->b.space == CLB_SPACE_NONE) {
+        multiply_by(clb_tensor_at(frame, op->w0), frame->tensors[op->w0].layout, op, first, samples, frame);
+        return;
+    }
+    for (uint32_t s = first; s < samples; ++s) { /* each has a matrix of its own */
+        multiply_by(clb_locate(&op->b, frame, NULL, s, 0), CLB_LAYOUT_ROWS8_F32, op, s, s + 1, frame);
+    }
 }

@@ -25,9 +25,7 @@
 #define UNUSED __attribute__((unused))
 
 /* Where two blocks of 8 output rows have something; a vector that is one block reads the first. */
-typedef struct {
-    const void *first, *second;
-} place;
+typedef struct { const void *first, *second; } place;
 
 /* total[row][output] += the product of `outputs` rows of a matrix, in blocks `stride` bytes apart, with the tile's rows `a`;
  * it may compute what fills the last block. The including file has one for each layout, for float rows and for quantised

@@ -3,10 +3,7 @@
 #include "internal.h"
 
 /* A NaN is never preferred to a number. */
-static float key(float x)
-{
-    return x == x ? x : -clb_inf();
-}
+static float key(float x) { return x == x ? x : -clb_inf(); }
 
 static void pick(const float *logits, const int32_t *of, uint32_t n, float *picked)
 {

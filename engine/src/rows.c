@@ -21,7 +21,8 @@ CLB_WALK const float *clb_locate(const clb_operand *v, const clb_frame *f, const
     case CLB_SPACE_TOKEN_OUT: base = token_at(f->routed, v->space == CLB_SPACE_TOKEN_OUT, sample); break;
     default: return NULL;
     }
-    return base + v->offset / sizeof(float) + sample * v->sample_stride + row * v->row_stride;
+    return base + v->offset / sizeof(float) + sample * v->sample_stride + row * v->row_stride +
+           (size_t)f->step * v->step_stride;
 }
 
 CLB_WALK void clb_no_expert(const clb_routed *routed, uint32_t count)

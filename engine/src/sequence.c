@@ -245,9 +245,9 @@ static float stored(uint32_t layout, const uint8_t *block, uint32_t lane, uint32
 CLB_WALK void clb_embed(const clb_op *op, uint32_t samples, const clb_frame *frame)
 {
     const clb_tensor *table = &frame->tensors[op->w0];
-    for (uint32_t s = 0; s < samples; ++s) {
-        const float id = *clb_locate(&op->a, frame, NULL, s, 0);
-        float *out = (float *)(uintptr_t)clb_locate(&op->out, frame, NULL, s, 0);
+    for (size_t n = 0; n < (size_t)samples * op->rows; ++n) {
+        const float id = *clb_locate(&op->a, frame, NULL, n / op->rows, n % op->rows);
+        float *out = (float *)(uintptr_t)clb_locate(&op->out, frame, NULL, n / op->rows, n % op->rows);
         const int known = id >= 0.0f && id < (float)table->rows;
         const uint32_t row = known ? (uint32_t)id : 0;
         const uint8_t *block = clb_tensor_at(frame, op->w0) + row / CLB_LANES * clb_block_bytes(table->layout, table->cols);
@@ -280,10 +280,10 @@ CLB_WALK void clb_delay(const clb_op *op, uint32_t samples, const clb_frame *fra
 {
     const size_t n = op->dims[0], steps = op->dims[1], slots = op->dims[2];
     float *kept = (float *)(void *)(frame->arena + op->work.offset);
-    for (uint32_t s = 0; s < samples; ++s) {
+    for (uint32_t s = 0; s < samples && op->a.space != CLB_SPACE_NONE; ++s) {
         memmove(kept + (frame->position + s) % slots * n, clb_locate(&op->a, frame, NULL, s, 0), n * sizeof *kept);
     }
-    for (uint32_t s = 0; s < samples; ++s) {
+    for (uint32_t s = 0; s < samples && op->out.space != CLB_SPACE_NONE; ++s) {
         const size_t position = (size_t)frame->position + s;
         float *out = (float *)(uintptr_t)clb_locate(&op->out, frame, NULL, s, 0);
         if (position < steps) {

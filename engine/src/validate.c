@@ -92,6 +92,7 @@ typedef struct {
     const clb_model *model;
     const clb_expert *expert;
     uint64_t samples, work, work_end;
+    uint32_t steps, looped; /* of the loop that is open: steps, and operations still to come */
     int early;   /* before the tail, whose rows alone the caller's output may hold */
     int decodes; /* there is a source text, and it has been read */
 } scope;
@@ -106,11 +107,11 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
     const int written = access == WRITE;
     const clb_layer *layer = s->expert == NULL ? NULL : &s->model->layers[s->expert->layer];
     const clb_header *h = s->model->header;
-    const uint64_t rows = (uint64_t)(op->rows - 1) * v->row_stride + extent;
+    const uint64_t rows = (uint64_t)(s->steps - 1) * v->step_stride + (uint64_t)(op->rows - 1) * v->row_stride + extent;
     uint64_t span = (s->samples - 1) * v->sample_stride + rows, space;
     int separate = s->samples == 1 || v->sample_stride >= rows;
     RETURN_IF(v->offset % sizeof(float) != 0 || v->sample_stride > CLB_LIMIT || v->row_stride > CLB_LIMIT ||
-              v->reserved != 0, 0);
+              v->step_stride > CLB_LIMIT || (s->steps > 1 && extent > CLB_LIMIT / s->steps / (s->samples * op->rows)), 0);
     switch (v->space) {
     case CLB_SPACE_ARENA:
         RETURN_IF(v->offset < CLB_HEAD_BYTES, 0);
@@ -155,10 +156,7 @@ static int tensor_of(const scope *s, uint32_t number, const clb_tensor **tensor)
     return s->expert == NULL || tensor_fits(*tensor, 0, s->expert->bytes);
 }
 
-static int is_vector(const clb_tensor *t, uint32_t n)
-{
-    return t == NULL || (t->layout == CLB_LAYOUT_FLAT && t->cols == n);
-}
+static int is_vector(const clb_tensor *t, uint32_t n) { return !t || (t->layout == CLB_LAYOUT_FLAT && t->cols == n); }
 
 /* Highest float reached plus one, over four strided axes. */
 static uint64_t reach(const uint32_t *dims, const uint32_t *strides)
@@ -207,9 +205,12 @@ static int linear_fits(const scope *s, const clb_op *op, const clb_tensor *w0, c
 {
     const uint32_t cols = op->dims[0], rows = op->dims[1];
     const int quantized = op->code == CLB_OP_LINEAR_Q;
-    RETURN_IF(w0 == NULL || w0->rows != rows || w0->cols != cols || !is_vector(w1, rows) ||
-              op->func >= CLB_UNARY_COUNT || op->b.space != CLB_SPACE_NONE, 0);
-    const uint32_t layout = w0->layout, i8 = layout == CLB_LAYOUT_ROWS8_I8, i4 = layout == CLB_LAYOUT_ROWS8_I4;
+    const int computed = op->b.space != CLB_SPACE_NONE; /* the matrix */
+    const uint64_t blocks = computed ? ((uint64_t)rows + CLB_LANES - 1) / CLB_LANES * cols * CLB_LANES : 0;
+    RETURN_IF(!within(op->dims, 2, 1, CLB_LIMIT) || (w0 == NULL) != computed || (computed && w2 != NULL) ||
+              (computed ? !operand_fits(s, op, &op->b, blocks, NULL, READ) : w0->rows != rows || w0->cols != cols) ||
+              !is_vector(w1, rows) || op->func >= CLB_UNARY_COUNT, 0);
+    const uint32_t layout = computed ? CLB_LAYOUT_ROWS8_F32 : w0->layout, i8 = layout == CLB_LAYOUT_ROWS8_I8, i4 = layout == CLB_LAYOUT_ROWS8_I4;
     RETURN_IF(quantized ? !(i8 || i4) : !(i8 || layout == CLB_LAYOUT_ROWS8_F32 || layout == CLB_LAYOUT_ROWS8_F16), 0);
     RETURN_IF(w2 != NULL && (w2->layout != CLB_LAYOUT_RESIDUAL || w2->rows != rows || w2->cols != cols || !(i8 ||
               i4)), 0);
@@ -246,7 +247,7 @@ static int sequence_fits(const scope *s, const clb_op *op, const clb_tensor *w0,
     const clb_header *h = s->model->header;
     const uint32_t *d = op->dims;
     const uint64_t tokens = h->context_tokens;
-    RETURN_IF(s->expert != NULL || tokens == 0, 0);
+    RETURN_IF(s->expert != NULL || (tokens == 0 && op->code != CLB_OP_EMBED), 0);
     if (op->code == CLB_OP_CACHE || op->code == CLB_OP_ATTENTION) {
         const int stores = op->code == CLB_OP_CACHE, all = op->sa[1] == CLB_SIGHT_ALL;
         RETURN_IF(op->sa[1] >= CLB_SIGHT_COUNT || (op->sa[1] != CLB_SIGHT_PAST && op->sa[0] != 0) ||
@@ -257,11 +258,12 @@ static int sequence_fits(const scope *s, const clb_op *op, const clb_tensor *w0,
                        : op->rows % d[2] == 0 && is_vector(w0, op->rows) && s->samples * op->rows <= CLB_LIMIT &&
                              operand_fits(s, op, &op->out, d[1], NULL, WRITE));
     }
-    RETURN_IF(d[0] < 1 || d[0] > CLB_LIMIT ||
-              !operand_fits(s, op, &op->a, op->code == CLB_OP_EMBED ? 1 : d[0], NULL, READ) ||
-              !operand_fits(s, op, &op->out, d[0], NULL, WRITE), 0);
+    const int delay = op->code == CLB_OP_DELAY; /* may only store, or only recall */
+    RETURN_IF(d[0] < 1 || d[0] > CLB_LIMIT || (!(delay && op->a.space == CLB_SPACE_NONE) &&
+              !operand_fits(s, op, &op->a, op->code == CLB_OP_EMBED ? 1 : d[0], NULL, READ)) ||
+              (!(delay && op->out.space == CLB_SPACE_NONE) && !operand_fits(s, op, &op->out, d[0], NULL, WRITE)), 0);
     switch (op->code) {
-    case CLB_OP_EMBED: return op->rows == 1 && w0 != NULL && w0->cols == d[0] && clb_block_bytes(w0->layout, d[0]) != 0;
+    case CLB_OP_EMBED: return w0 != NULL && w0->cols == d[0] && clb_block_bytes(w0->layout, d[0]) != 0;
     case CLB_OP_ROPE:
         return d[1] % 2 == 0 && d[1] <= d[0] && w0 != NULL && w0->layout == CLB_LAYOUT_FLAT && w0->cols >= tokens * d[1];
     default: /* CLB_OP_DELAY; its slots hold a chunk and what it looks back at */
@@ -304,13 +306,27 @@ static uint64_t macs_of(const clb_op *op, uint32_t tokens)
                : 0;
 }
 
-static int expert_program_fits(const scope *s)
+/* The next operation of a program that goes on with `left` more, or a loop of some of these; adds its cost to `*macs`. */
+static int next_fits(scope *s, const clb_op *op, uint32_t left, uint64_t *macs)
+{
+    if (op->code == CLB_OP_LOOP) {
+        RETURN_IF(s->looped != 0 || !within(op->dims, 2, 1, CLB_LIMIT) || op->dims[1] > left || op->dims[2] > 1, 0);
+        s->steps = op->dims[0];
+        s->looped = op->dims[1];
+        return 1;
+    }
+    RETURN_IF((s->looped != 0 && op->code > CLB_OP_LOOP) || !op_fits(s, op), 0);
+    *macs += s->steps * macs_of(op, s->model->header->context_tokens);
+    s->looped -= s->looped != 0;
+    s->steps = s->looped != 0 ? s->steps : 1;
+    return 1;
+}
+
+static int expert_program_fits(scope *s)
 {
     uint64_t macs = 0;
     for (uint32_t i = 0; i < s->expert->ops; ++i) {
-        const clb_op *op = &s->model->ops[s->expert->first_op + i];
-        RETURN_IF(!op_fits(s, op), 0);
-        macs += macs_of(op, 0);
+        RETURN_IF(!next_fits(s, &s->model->ops[s->expert->first_op + i], s->expert->ops - i - 1, &macs), 0);
     }
     return macs == s->expert->macs;
 }
@@ -407,7 +423,7 @@ static int expert_fits(const clb_header *h, const clb_expert *e, uint32_t layer)
 static int program_fits(const clb_model *m, uint64_t *choices)
 {
     const clb_header *h = m->header;
-    scope whole = {.model = m, .samples = h->max_batch};
+    scope whole = {.model = m, .samples = h->max_batch, .steps = 1};
     uint32_t layer = 0, next_op = h->main_ops;
     uint64_t macs = 0;
     *choices = 0;
@@ -416,12 +432,12 @@ static int program_fits(const clb_model *m, uint64_t *choices)
         whole.decodes = n >= h->encoder_ops && h->encoder_ops != 0;
         whole.early = n < h->encoder_ops || (n < h->tail_op && h->tail_op < h->main_ops);
         RETURN_IF(n >= h->tail_op && op->code >= CLB_OP_MOE, 0); /* what later tokens see, or knows of positions */
+        RETURN_IF(whole.looped != 0 && (n == h->tail_op || n == h->encoder_ops), 0); /* a loop runs as a whole */
         if (op->code == CLB_OP_MOE) {
-            RETURN_IF(layer >= h->layers || !moe_fits(&whole, op, layer, &next_op, &macs), 0);
+            RETURN_IF(whole.looped != 0 || layer >= h->layers || !moe_fits(&whole, op, layer, &next_op, &macs), 0);
             *choices += (uint64_t)op->rows * m->layers[layer++].k;
         } else {
-            RETURN_IF(!op_fits(&whole, op), 0);
-            macs += macs_of(op, h->context_tokens);
+            RETURN_IF(!next_fits(&whole, op, h->main_ops - n - 1, &macs), 0);
         }
     }
     return layer == h->layers && macs == h->worst_macs && h->tail_op <= h->main_ops && h->encoder_ops <= h->tail_op &&

@@ -39,6 +39,7 @@ def export(
     max_batch: int | None = None,
     name: str | None = None,
     expert_align: int = spec.ALIGN_EXPERT,
+    stream: int | None = None,
 ) -> Report:
     """Export a `torch.nn.Module` to the directory `path` (model.bin, model.h, model.c), or to one `….bin` file.
 
@@ -56,6 +57,10 @@ def export(
     `calibration` never chooses; "none" takes out none. prune_experts: (layer, expert) pairs to take out besides. The
     report says what went, why, and what that changed.
 
+    stream: the axis of time (1 for inputs (batch, time, …), 2 for (batch, channels, time)). The exported model then
+    takes one moment at a time and keeps what it needs of the past in its context, until that is initialised again: GRUs
+    and causal convolutions step by step. What needs the future or the whole sequence is refused.
+
     Returns the report: what each block was taken for, its warnings (also issued as `ExportWarning`), and what
     quantising cost.
 
@@ -68,9 +73,10 @@ def export(
         imported.graph,
         quantization=exporter.Quantization(dtype, activations, residual_share, budget, max_error, scorer),
         selection=exporter.Selection(prune, tuple(prune_experts)),
-        max_batch=max_batch or imported.batch,
+        max_batch=max_batch or (imported.batch if stream is None else 1),
         calibration=imported.rows,
         expert_align=expert_align,
+        stream_axis=stream,
     )
     exporter.write(built, path)
     imported.report.quality, imported.report.pruning = built.quality, built.pruning

@@ -45,6 +45,7 @@ class Model:
         if verify or (verify is None and len(package.data) <= _VERIFIED):
             package.check_weights()
         self._contexts: list[tuple[int, Any, Any]] = []
+        self._goes_on = False  # whether a call begins where the one before it ended
         self._max_batch = int(package.header["max_batch"])
         self._input_size = sum(prod(p.shape) for p in package.inputs)
         self._output_size = sum(prod(p.shape) for p in package.outputs)
@@ -185,7 +186,7 @@ class Model:
         out = np.empty((batch, self._output_size), np.float32)
         x, y = ffi.from_buffer("float[]", rows), ffi.from_buffer("float[]", out)
         context = self._context()
-        context[1].position = 0  # rows of a language model are one text
+        context[1].position *= self._goes_on  # rows of a language model are one text
         try:
             for first in range(0, batch, step):
                 count = min(step, batch - first)

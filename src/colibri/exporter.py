@@ -27,6 +27,7 @@ from colibri.passes.prune import PROVEN as PROVEN
 from colibri.passes.prune import Pruning, prune
 from colibri.passes.prune import Selection as Selection
 from colibri.passes.read import read_weights
+from colibri.passes.stream import compare, moments, stream
 from colibri.plan import planned
 from colibri.program import Program
 from colibri.quantize.choose import Choice, quantize
@@ -92,11 +93,13 @@ def build(
     calibration: Sequence[Array] | None = None,
     expert_align: int = spec.ALIGN_EXPERT,
     on_stage: Stage | None = None,
+    stream_axis: int | None = None,
 ) -> Export:
     """Run every stage in memory and prove the engine equal to the reference on the calibration rows.
 
     `calibration` holds one array (rows, *shape) float32 for each input; without it, seeded normal rows stand in for the
     certificate, and weights are quantised without looking at activations. `selection` says which experts are taken out.
+    `stream_axis`: of the inputs, batch included, the axis of time; the model then takes a moment at a time.
     Raises ExportError for anything that cannot be exported faithfully.
     """
     if not 1 <= max_batch <= spec.MAX_BATCH:
@@ -107,6 +110,15 @@ def build(
     _require_sound_constants(graph)
     graph = optimize(graph, stage)
     rows = list(calibration) if calibration is not None else _random_rows(graph)
+    latency: dict[str, int] = {}
+    if stream_axis is not None:
+        moving, flows = stream(graph, stream_axis - 1)
+        compare(graph, moving, flows, stream_axis - 1, rows)
+        latency = {
+            name: flow.latency * (flow.axis is not None) for name, flow in zip(graph.outputs, flows, strict=True)
+        }
+        graph, rows = moving, moments([x[:_COMPARED_ROWS] for x in rows], stream_axis - 1)
+        stage("stream", graph)
     whole = graph
     graph, pruning = prune(graph, selection, rows, calibration is not None)
     graph.validate()
@@ -118,6 +130,8 @@ def build(
     certificate = certify(graph, rows)
     info: dict[str, Any] = {"name": graph.name, "dtype": quantization.dtype, "producer": f"colibri {spec.VERSION}",
             "calibration": "given" if calibration is not None else "random"}  # fmt: skip
+    if stream_axis is not None:
+        info["latency"] = latency
     if pruning.experts:
         info["pruned"] = {str(layer): experts for layer, experts in pruning.by_layer().items()}
     image = model_bin.write(program, certificate.golden, certificate.frequencies, info, expert_align)
@@ -174,15 +188,30 @@ def write(export: Export, path: str | Path, style: Style = PLAIN) -> Path:
 
 
 def _require_sound_constants(graph: Graph) -> None:
-    masks = logit_masks(graph)
+    lowest, any_bound = _may_be_infinite(graph)
     for name, value in graph.constants.items():
         if isinstance(value, StoredWeight):
             weights.check(value)
-        elif isinstance(value, np.ndarray) and not (np.isfinite(value) | (np.isneginf(value) & (name in masks))).all():
+        elif isinstance(value, np.ndarray):
+            allowed = np.isinf(value) if name in any_bound else np.isneginf(value) & (name in lowest)
+            if (np.isfinite(value) | allowed).all():
+                continue
             raise ExportError(f"constant {name!r} holds NaN or infinity: train or load the model again")
     for node in graph.moe_nodes():
         for expert in node.attrs["experts"]:
             _require_sound_constants(expert)
+
+
+def _may_be_infinite(graph: Graph) -> tuple[set[str], set[str]]:
+    """Constants that may hold -inf, as masks of what they are added to; and those that are bounds or fill a border."""
+    readers = graph.consumers()
+
+    def only(name: str, *funcs: str) -> bool:
+        return all((n.attrs.get("func") if n.op == "binary" else n.op) in funcs for n in readers[name])
+
+    masks = {name for name in graph.constants if only(name, "add")}
+    bounds = {name for name in graph.constants if only(name, "minimum", "maximum", "concat")}
+    return masks | logit_masks(graph), bounds
 
 
 def _random_rows(graph: Graph) -> list[Array]:

@@ -5,7 +5,12 @@ is an input, a constant (a NumPy array without batch) or the output of one node.
 the leading axes as independent rows ("tokens").
 
 In a language model (`Graph.context` > 0) the samples are the tokens of one text: sample n of a run is the token at
-position n, and `rope`, `attention` and `delay` look at the positions up to their own. Everything else stays as it is.
+position n, and `rope`, `attention` and `delay` look at the positions up to their own. Everything else stays as it is. A
+stream (`context` = ENDLESS) is the same without an end: its samples are moments in time.
+
+A recurrence is a stretch of nodes that runs once for every step of a sequence, or of a stream: `state` opens it with
+the state before the first step, `step` gives a sequence's element, the nodes that follow compute on them, and `collect`
+closes it with the state after the step, whose values of all steps are its output.
 
 An encoder-decoder model has two texts. The nodes that attention of sight `source` takes its keys and values from, and
 all those before them (`Graph.encoder`), run on the tokens of the source text, all others on those of the text. The
@@ -43,6 +48,7 @@ GROUP_RULES = ("max", "top2")
 APPLY = ("output", "input")
 CACHES = ("fp32", "fp16", "int8")
 SIGHTS = ("past", "all", "source")
+ENDLESS = 1 << 30  # `Graph.context` of a stream
 
 
 @dataclass(frozen=True)
@@ -216,6 +222,7 @@ class Graph:
             if name not in fresh.shapes:
                 raise ExportError(f"output {name!r} is not defined")
         self._validate_texts()
+        self.recurrences()
         if not self.outputs:
             raise ExportError(f"graph {self.name!r} has no outputs")
 
@@ -244,6 +251,43 @@ class Graph:
             if node.output in wanted:
                 wanted |= set(node.inputs)
         return {node.output for node in self.nodes if node.output in wanted}
+
+    def recurrences(self) -> dict[str, range]:
+        """Which nodes, from `state` to `collect`, are a recurrence, by the output of its `state`.
+
+        Raises ExportError where it is not closed, holds a step of another number of elements, an operation that may not
+        be repeated, or something that is read outside it.
+        """
+        found: dict[str, range] = {}
+        begin, inside = None, set()
+        for n, node in enumerate(self.nodes):
+            state = "" if begin is None else self.nodes[begin].output
+            if node.op == "state":
+                _need(begin is None, f"{node.output}: a recurrence inside another; run the inner one first")
+                begin, inside = n, {node.output}
+                continue
+            if begin is None:
+                _need(node.op not in ("step", "collect"), f"{node.output}: {node.op} without a state before it")
+                continue
+            _need(node.op not in ("moe", "embed", "rope", "attention", "delay"),
+                  f"{node.output}: {node.op} inside a recurrence is not supported")  # fmt: skip
+            _need(node.op != "step" or node.inputs[0] not in inside, f"{node.output}: a step of a step")
+            inside.add(node.output)
+            if node.op == "collect":
+                _need(node.inputs[1] == state, f"{node.output}: closes another recurrence than the one that is open")
+                found[state] = range(begin, n + 1)
+                begin = None
+                inside.discard(node.output)
+                steps = {self.shapes[m.inputs[0]][0] for m in self.nodes[found[state].start : n] if m.op == "step"}
+                _need(
+                    self.context > 0 or node.attrs["steps"] > 0,
+                    f"{node.output}: only a stream has its steps in samples",
+                )
+                _need(steps <= {node.attrs["steps"]}, f"{node.output}: {steps} elements in {node.attrs['steps']} steps")
+                later = {name for m in self.nodes[n + 1 :] for name in m.inputs} | set(self.outputs)
+                _need(not inside & later, f"{node.output}: {inside & later} is read outside its recurrence")
+        _need(begin is None, "a recurrence is not closed")
+        return found
 
     def producers(self) -> dict[str, Node]:
         """Each node by the name of its output."""
@@ -408,8 +452,39 @@ def _moe(node: Node, shapes: list[Shape]) -> Shape:
 
 
 def _embed(node: Node, shapes: list[Shape]) -> Shape:
-    _need(len(shapes) == 2 and shapes[0] == (1,) and len(shapes[1]) == 2, "needs an id (1,) and a table (ids, width)")
-    return shapes[1][1:]
+    _need(len(shapes) == 2 and shapes[0][-1:] == (1,) and len(shapes[1]) == 2, "needs ids (…, 1), a table (ids, width)")
+    return (*shapes[0][:-1], shapes[1][1])
+
+
+def _window(node: Node, shapes: list[Shape]) -> Shape:
+    axis = normalize_axis(node.attrs["axis"], len(shapes[0]))
+    size, step, dilation = (node.attrs[k] for k in ("size", "step", "dilation"))
+    n, span = shapes[0][axis], (size - 1) * dilation + 1
+    _need(min(size, step, dilation) >= 1 and span <= n, f"windows of {size} elements, {dilation} apart, on {n}")
+    return (*shapes[0][:axis], (n - span) // step + 1, size, *shapes[0][axis + 1 :])
+
+
+def _matmul(node: Node, shapes: list[Shape]) -> Shape:
+    _need(len(shapes) == 2 and len(shapes[0]) == len(shapes[1]) >= 2, "needs two stacks of matrices")
+    a, b = shapes
+    _need(a[:-2] == b[:-2] and a[-1] == b[-2], f"{a} and {b} are no stacks of matrices to multiply")
+    return (*a[:-1], b[-1])
+
+
+def _state(node: Node, shapes: list[Shape]) -> Shape:
+    _need(len(shapes) == 1 and len(shapes[0]) >= 1, "needs a state to start from")
+    return shapes[0]
+
+
+def _step(node: Node, shapes: list[Shape]) -> Shape:
+    _need(len(shapes) == 2 and len(shapes[0]) >= 2, "needs a sequence (steps, …) and the state of its recurrence")
+    return shapes[0][1:]
+
+
+def _collect(node: Node, shapes: list[Shape]) -> Shape:
+    _need(len(shapes) == 2 and shapes[0] == shapes[1], "needs the state after a step and before it, of one shape")
+    _need(node.attrs["steps"] >= 0, "steps are a number, or 0 for those of a stream")
+    return (node.attrs["steps"], *shapes[0]) if node.attrs["steps"] else shapes[0]
 
 
 def _rope(node: Node, shapes: list[Shape]) -> Shape:
@@ -459,7 +534,14 @@ OPS: dict[str, Callable[[Node, list[Shape]], Shape]] = {
     "slice": _slice,  # axis, start, stop, step
     "concat": _concat,  # axis
     "expand": _expand,  # NumPy broadcast_to; shape
-    "embed": _embed,  # id (1,), table (ids, width) -> the id's row (width,), NaN where there is none
+    # x (…, n, …) -> (…, count, size, …): element (i, j) is x's i · step + j · dilation; axis, size, step, dilation
+    "window": _window,
+    "matmul": _matmul,  # a (…, m, k), b (…, k, n) -> (…, m, n), both computed
+    "state": _state,  # start (…, n) -> the state before each step
+    "step": _step,  # x (steps, …), state -> the step's element of x
+    "collect": _collect,  # state after the step, state before it -> all states (steps, …, n); steps, reverse=False;
+    # steps=0: over the samples of a stream, each of which has one state (…, n)
+    "embed": _embed,  # ids (…, 1), table (ids, width) -> each id's row (…, width), NaN where there is none
     "rope": _rope,  # x (…, dim), table (positions, turned): cosines, then sines -> x, its first elements turned
     # q (heads, dim), k (kv, dim), v (kv, width)[, sinks (heads,) or biases (heads, distances)] -> (heads, width);
     # scale, window=0 (positions seen, 0: all), softcap=0, cache="fp32", sight="past"

@@ -12,8 +12,9 @@ from colibri import spec
 from colibri._engine import ffi, lib
 from colibri.engine import Model, Recorded, opened
 from colibri.errors import ModelError
-from colibri.graph import Array
+from colibri.graph import ENDLESS, Array
 from colibri.package import Package
+from colibri.streaming import StreamModel
 from colibri.tokenizer import Tokenizer
 
 Ids = Sequence[int] | np.ndarray[Any, Any]
@@ -281,7 +282,9 @@ def load(
 ) -> Model | LanguageModel:
     """`colibri.engine.load`, for any model: a language model is a `LanguageModel`."""
     package = opened(path)
-    return (LanguageModel if package.header["context_tokens"] else Model)(package, verify, kernels, threads)
+    tokens = int(package.header["context_tokens"])
+    kind = StreamModel if tokens == ENDLESS else LanguageModel if tokens else Model
+    return kind(package, verify, kernels, threads)
 
 
 __all__ = ["LanguageModel", "load"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from colibri.graph import ENDLESS
 from colibri.spec import LANES, PAGE, align
 from colibri.weights import (
     ACTIVATION_GROUP,
@@ -69,8 +70,12 @@ def cache_pages(context: int, window: int, samples: int) -> int:
 
 
 def delay_slots(context: int, steps: int, samples: int) -> int:
-    """Positions a delay keeps: a chunk, and what its first token looks back at."""
-    return min(samples, context) + steps
+    """Positions a delay keeps: a chunk, and what its first token looks back at.
+
+    A stream's positions wrap around at a power of two, of which they are a divisor.
+    """
+    slots = min(samples, context) + steps
+    return 1 << (slots - 1).bit_length() if context == ENDLESS else slots
 
 
 def attention_macs(heads: int, key: int, value: int, window: int, context: int) -> int:

@@ -7,6 +7,7 @@ Where each buffer lies in memory is decided later, in `colibri.plan`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -23,7 +24,18 @@ from colibri.layouts import (
     stored_size,
 )
 from colibri.program import Buffer, Expert, Layer, Op, Operand, Part, Place, Program, Section, Tensor, View, liveness
-from colibri.spec import ALIGN_BUFFER, ALIGN_MODEL, EXPERT_TILE, LIMIT, OPCODES, PAGE, align
+from colibri.spec import ALIGN_BUFFER, ALIGN_MODEL, EXPERT_TILE, LANES, LIMIT, OPCODES, PAGE, align
+from colibri.views import (
+    as_rows,
+    broadcast_strides,
+    collapse,
+    contiguous,
+    first_row,
+    indexed,
+    must,
+    reduction,
+    reshaped,
+)
 from colibri.weights import Weight, kind_of
 
 
@@ -74,14 +86,6 @@ def _packed(space: str, floats: int, ports: Sequence[tuple[str, Shape]]) -> list
     return views
 
 
-def contiguous(shape: Shape) -> tuple[int, ...]:
-    """Row-major strides of `shape`."""
-    strides = [1]
-    for n in reversed(shape[1:]):
-        strides.append(strides[-1] * n)
-    return tuple(reversed(strides)) if shape else ()
-
-
 class _Tensors:
     """The tensors of one section: the shared weights, or one expert's."""
 
@@ -115,6 +119,7 @@ class _Lowering:
         self.stored: dict[str, Operand] = {}  # caches of a source text, by the attention that looks at them
         self.encoder_ops = 0
         self.macs = 0
+        self.steps = 1  # of the recurrence that is open
 
     # --- storage ---
 
@@ -191,7 +196,7 @@ class _Lowering:
         axis = node.attrs["axis"] % len(target.shape)
         pieces, at = [], target.offset
         for name in node.inputs:
-            pieces.append((name, View(target.place, at, self.graph.shapes[name], target.strides)))
+            pieces.append((name, target.like(at, self.graph.shapes[name], target.strides)))
             at += self.graph.shapes[name][axis] * target.strides[axis]
         return pieces
 
@@ -208,15 +213,19 @@ class _Lowering:
         if rows is not None:
             return (*rows, None)
         own = self.fresh(node.output, view.shape)
-        return (*_must(as_rows(own)), view)
+        return (*must(as_rows(own)), view)
 
     def rows(self, name: str) -> tuple[Operand, int]:
         """The value as rows of contiguous elements, copied first where it is not."""
-        rows = as_rows(self.view(name))
-        if rows is None or self.view(name).place.space == "const":
-            own = self.fresh(f"{name}.copy", self.graph.shapes[name])
-            self.copy(self.view(name), own, name)
-            rows = _must(as_rows(own))
+        return self.rows_of(self.view(name), name)
+
+    def rows_of(self, view: View, name: str) -> tuple[Operand, int]:
+        """A view likewise."""
+        rows = as_rows(view)
+        if rows is None or view.place.space == "const":
+            own = self.fresh(f"{name}.copy", view.shape)
+            self.copy(view, own, name)
+            rows = must(as_rows(own))
         return rows
 
     def copy(self, source: View, target: View, name: str) -> None:
@@ -236,14 +245,18 @@ class _Lowering:
         """An elementwise operation, its axes merged to at most four."""
         strides = [broadcast_strides(s, target.shape) for s in (*sources, target)]
         dims, merged = collapse(target.shape, strides)
-        if len(dims) > 4:
-            raise ExportError(f"{name}: an elementwise operation over {len(dims)} separately strided axes; the engine "
-                              "has four: make its inputs contiguous or merge axes")  # fmt: skip
+        if len(dims) > 4:  # the engine has four: one operation for each index of the shortest axis
+            views = [v.like(v.offset, dims, s) for v, s in zip((*sources, target), merged, strict=True)]
+            axis = dims.index(min(dims))
+            for n in range(dims[axis]):
+                *parts, part = (indexed(v, axis, n) for v in views)
+                self.map(code, func, parts, part, name, p0, p1, before)
+            return
         tensors = [s.place.tensor for s in sources] + [None]
-        operands = [Operand(s.place, s.offset) for s in sources]
+        operands = [first_row(s) for s in sources]
         two = len(sources) > 1
         self.ops.append(
-            Op(code, Operand(target.place, target.offset), operands[0], operands[1] if two else Operand(), func=func,
+            Op(code, first_row(target), operands[0], operands[1] if two else Operand(), func=func,
                w0=tensors[0], w1=tensors[1], dims=dims, sa=merged[0], sb=merged[1] if two else (), so=merged[-1],
                comment=name, p0=p0, p1=p1, before=before)
         )  # fmt: skip
@@ -263,8 +276,101 @@ class _Lowering:
                w1=self.weight(node, 2), w2=self.weight(node, 1, "residual") if residual else None,
                comment=node.output, p0=node.attrs.get("alpha", 0.0), p1=node.attrs.get("beta", 0.0))
         )  # fmt: skip
-        self.macs += rows * n * k
+        self.macs += self.steps * rows * n * k
         self.finish(node, after)
+
+    def _matmul(self, node: Node) -> None:
+        """A product for each pair of matrices, the second laid out as products take their weights."""
+        *_, m, k = self.graph.shapes[node.inputs[0]]
+        *lead, _, n = self.graph.shapes[node.output]
+        a, b = (self.stack(name) for name in node.inputs)
+        target = self.define(node)
+        out = reshaped(target, (prod(lead), m, n)) or self.fresh(node.output, (prod(lead), m, n))
+        for index in range(prod(lead)):
+            rows, _ = self.rows_of(indexed(a, 0, index), node.output)
+            result = as_rows(indexed(out, 0, index))
+            own = self.fresh(node.output, (m, n))
+            to, _ = result or must(as_rows(own))
+            matrix = self.pack(indexed(b, 0, index), node.output)
+            self.ops.append(Op("linear", to, rows, first_row(matrix), rows=m, dims=(k, n), comment=node.output))
+            if result is None:
+                self.copy(own, indexed(out, 0, index), node.output)
+        if out.place is not target.place:
+            self.copy(out.like(0, target.shape, contiguous(target.shape)), target, node.output)
+        self.macs += self.steps * prod(lead) * m * k * n
+
+    def stack(self, name: str) -> View:
+        """The value's matrices along one leading axis."""
+        view = self.view(name)
+        shape = (prod(view.shape[:-2]), *view.shape[-2:])
+        stacked = reshaped(view, shape)
+        if stacked is None:
+            own = self.fresh(f"{name}.copy", view.shape)
+            self.copy(view, own, name)
+            stacked = own.like(0, shape, contiguous(shape))
+        return stacked
+
+    def pack(self, matrix: View, name: str) -> View:
+        """A copy of a matrix (inputs, outputs) in layout rows8_f32; what fills the last block is never used."""
+        (k, n), (down, right) = matrix.shape, matrix.strides
+        blocks, rest = divmod(n, LANES)
+        packed = self.fresh(f"{name}.matrix", (blocks + (rest > 0), k, LANES))
+        for first, count, lanes in ((0, blocks, LANES), (blocks, 1, rest)):
+            if count and lanes:
+                at, strides = matrix.offset + first * LANES * right, (LANES * right, down, right)
+                part = matrix.like(at, (count, k, lanes), strides)
+                self.copy(part, packed.like(first * k * LANES, part.shape, packed.strides), name)
+        return packed
+
+    def _state(self, node: Node) -> None:
+        """Opens a loop: states lie one after the other, and each step reads one and writes the next."""
+        end = next(n for n in self.graph.nodes if n.op == "collect" and n.inputs[1] == node.output)
+        if end.attrs["steps"] == 0:
+            self.recall(node)
+            return
+        steps, backward, shape = end.attrs["steps"], bool(end.attrs.get("reverse")), self.graph.shapes[node.output]
+        states, size = self.fresh(end.output, (steps + 1, *shape)), prod(shape)
+        self.copy(self.view(node.inputs[0]), indexed(states, 0, steps if backward else 0), node.output)
+        self.views[node.output] = replace(indexed(states, 0, int(backward)), step=size)
+        self.targets[end.inputs[0]] = replace(indexed(states, 0, int(not backward)), step=size)
+        self.views[end.output] = states.like(size * (not backward), (steps, *shape), states.strides)
+        self.steps = steps
+        self.ops.append(Op("loop", Operand(), Operand(), dims=(steps, 0, int(backward)), comment=end.output))
+
+    def recall(self, node: Node) -> None:
+        """A stream's state is what the last run kept, zeros at first."""
+        start = self.graph.constants.get(node.inputs[0])
+        if not isinstance(start, np.ndarray) or start.any():
+            raise ExportError(f"{node.output}: a stream's state begins with zeros")
+        if self.samples > 1:
+            raise ExportError(f"{node.output}: a stream's recurrence takes its samples one by one: max_batch=1")
+        size = prod(self.graph.shapes[node.output])
+        kept = self.keep(node, 2 * 4 * size)
+        view = self.define(node)
+        out, _ = must(as_rows(view.like(view.offset, (size,), (1,))))
+        self.ops.append(Op("delay", out, Operand(), work=kept, dims=(size, 1, 2), comment=node.output))
+        self.stored[node.output] = kept
+
+    def _step(self, node: Node) -> None:
+        v = self.view(node.inputs[0])
+        self.views[node.output] = replace(indexed(v, 0, 0), step=v.strides[0])
+
+    def _collect(self, node: Node) -> None:
+        if node.attrs["steps"] == 0:
+            size = prod(self.graph.shapes[node.output])
+            self.views[node.output] = result = self.view(node.inputs[0])
+            flat = reshaped(result, (size,))
+            rows = self.rows_of(flat or result, node.output)[0]
+            kept = self.stored[node.inputs[1]]
+            self.ops.append(Op("delay", Operand(), rows, work=kept, dims=(size, 1, 2), comment=node.output))
+            return
+        result, target = self.view(node.inputs[0]), self.targets[node.inputs[0]]
+        if result != target:
+            self.copy(result, target, node.output)
+        begin = max(n for n, op in enumerate(self.ops) if op.code == "loop")
+        loop = self.ops[begin]
+        loop.dims = (loop.dims[0], len(self.ops) - begin - 1, loop.dims[2])
+        self.steps = 1
 
     def int8_rows(self, name: str) -> tuple[Operand, int]:
         """The value quantised to int8, a record for each row."""
@@ -272,7 +378,7 @@ class _Lowering:
             a, rows = self.rows(name)
             cols = self.graph.shapes[name][-1]
             view = self.fresh(f"{name}.int8", (rows, record_floats(cols)))
-            out, _ = _must(as_rows(view))
+            out, _ = must(as_rows(view))
             self.ops.append(Op("quantize", out, a, rows=rows, dims=(cols,), comment=name))
             self.quantized[name] = out, rows
         return self.quantized[name]
@@ -281,7 +387,7 @@ class _Lowering:
         if after is not None:
             last = self.ops[-1].out
             shape = self.graph.shapes[node.output]
-            self.copy(View(last.place, last.offset, shape, contiguous(shape)), after, node.output)
+            self.copy(View(last.place, last.offset, shape, contiguous(shape), last.step_stride), after, node.output)
 
     def _unary(self, node: Node) -> None:
         source = self.view(node.inputs[0])
@@ -328,7 +434,7 @@ class _Lowering:
     def _reduce(self, node: Node) -> None:
         shape = self.graph.shapes[node.inputs[0]]
         axis = node.attrs["axis"] % len(shape)
-        strides = _reduction(self.view(node.inputs[0]), axis)
+        strides = reduction(self.view(node.inputs[0]), axis)
         source = self.view(node.inputs[0])
         if strides is None:
             source = self.fresh(f"{node.inputs[0]}.copy", shape)
@@ -338,7 +444,7 @@ class _Lowering:
         own = target if target.strides == contiguous(target.shape) else self.fresh(node.output, target.shape)
         inner = prod(shape[axis + 1 :])
         self.ops.append(
-            Op("reduce", Operand(own.place, own.offset), Operand(source.place, source.offset), func=node.attrs["func"],
+            Op("reduce", first_row(own), first_row(source), func=node.attrs["func"],
                dims=(prod(shape[:axis]), shape[axis], inner), sa=strides, so=(inner, 0, 1), comment=node.output)
         )  # fmt: skip
         self.finish(node, target if own is not target else None)
@@ -355,17 +461,23 @@ class _Lowering:
     def _transpose(self, node: Node) -> None:
         v, perm = self.view(node.inputs[0]), node.attrs["perm"]
         strides = tuple(v.strides[p] for p in perm)
-        self.views[node.output] = View(v.place, v.offset, tuple(v.shape[p] for p in perm), strides)
+        self.views[node.output] = v.like(v.offset, tuple(v.shape[p] for p in perm), strides)
 
     def _slice(self, node: Node) -> None:
         v, axis = self.view(node.inputs[0]), node.attrs["axis"] % len(self.graph.shapes[node.inputs[0]])
         strides = tuple(s * node.attrs["step"] if n == axis else s for n, s in enumerate(v.strides))
         offset = v.offset + node.attrs["start"] * v.strides[axis]
-        self.views[node.output] = View(v.place, offset, self.graph.shapes[node.output], strides)
+        self.views[node.output] = v.like(offset, self.graph.shapes[node.output], strides)
 
     def _expand(self, node: Node) -> None:
         v, shape = self.view(node.inputs[0]), self.graph.shapes[node.output]
-        self.views[node.output] = View(v.place, v.offset, shape, broadcast_strides(v, shape))
+        self.views[node.output] = v.like(v.offset, shape, broadcast_strides(v, shape))
+
+    def _window(self, node: Node) -> None:
+        v, axis = self.view(node.inputs[0]), node.attrs["axis"] % len(self.graph.shapes[node.inputs[0]])
+        own = (v.strides[axis] * node.attrs["step"], v.strides[axis] * node.attrs["dilation"])
+        strides = (*v.strides[:axis], *own, *v.strides[axis + 1 :])
+        self.views[node.output] = v.like(v.offset, self.graph.shapes[node.output], strides)
 
     def _concat(self, node: Node) -> None:
         target = self.define(node)
@@ -374,13 +486,12 @@ class _Lowering:
                 self.copy(self.view(name), part, node.output)
 
     def _embed(self, node: Node) -> None:
-        ids, _ = self.rows(node.inputs[0])
+        ids, count = self.rows(node.inputs[0])
         out, _, after = self.define_rows(node)
         table = self.graph.constants.get(node.inputs[1])
         weight = self.weight(node, 1, "" if table is None else layout_of(table))
-        self.ops.append(
-            Op("embed", out, ids, dims=(self.graph.shapes[node.output][0],), w0=weight, comment=node.output)
-        )
+        width = self.graph.shapes[node.output][-1]
+        self.ops.append(Op("embed", out, ids, rows=count, dims=(width,), w0=weight, comment=node.output))
         self.finish(node, after)
 
     def _rope(self, node: Node) -> None:
@@ -492,7 +603,7 @@ class _Lowering:
                 low = _Lowering(program, expert, layer.tile, "expert")
                 token = View(Place("token_in", 0), 0, (layer.d_in,), (1,))
                 if integer:
-                    low.quantized[expert.inputs[0]] = _must(as_rows(token))
+                    low.quantized[expert.inputs[0]] = must(as_rows(token))
                 if layer.router.apply == "input":
                     weight = View(Place("token_weight", 0), 0, token.shape, (0,))
                     scaled = low.fresh(f"{expert.inputs[0]}.weighted", token.shape)
@@ -523,67 +634,6 @@ def _reads_input_as_int8(expert: Graph) -> bool:
     return bool(readers) and alone and expert.inputs[0] not in expert.outputs
 
 
-# --- views ------------------------------------------------------------------------------------------------------------
-
-
-def broadcast_strides(view: View, shape: Shape) -> tuple[int, ...]:
-    """The view's strides when read as `shape`, 0 along the axes it repeats."""
-    lead = len(shape) - len(view.shape)
-    own = [0 if n == 1 else s for n, s in zip(view.shape, view.strides, strict=True)]
-    return (*(0,) * lead, *own)
-
-
-def collapse(shape: Shape, strides: Sequence[tuple[int, ...]]) -> tuple[Shape, list[tuple[int, ...]]]:
-    """`shape` with axes of size 1 dropped and neighbours merged wherever every stride allows it."""
-    dims: list[int] = []
-    kept: list[list[int]] = [[] for _ in strides]
-    for axis in reversed(range(len(shape))):
-        if shape[axis] == 1:
-            continue
-        if dims and all(s[axis] == k[0] * dims[0] for s, k in zip(strides, kept, strict=True)):
-            dims[0] *= shape[axis]
-            continue
-        dims.insert(0, shape[axis])
-        for s, k in zip(strides, kept, strict=True):
-            k.insert(0, s[axis])
-    return tuple(dims), [tuple(k) for k in kept]
-
-
-def as_rows(view: View) -> tuple[Operand, int] | None:
-    """The view as equally spaced rows of contiguous elements, with their number; None where it is not that."""
-    if view.shape[-1] > 1 and view.strides[-1] != 1:
-        return None
-    dims, (strides,) = collapse(view.shape[:-1], [view.strides[:-1]])
-    if len(dims) > 1:
-        return None
-    return Operand(view.place, view.offset, strides[0] if dims else 0), prod(dims)
-
-
-def reshaped(view: View, shape: Shape) -> View | None:
-    """The same elements in the same order as `shape`, without a copy; None where that takes one."""
-    dummy = np.lib.stride_tricks.as_strided(np.empty(1, np.int8), view.shape, view.strides)
-    try:
-        strides = dummy.reshape(shape, copy=False).strides
-    except ValueError:
-        return None
-    return View(view.place, view.offset, shape, strides)
-
-
-def _reduction(view: View, axis: int) -> tuple[int, ...] | None:
-    """Strides (outer, reduced, inner) for a reduction along `axis`; None where the view must be copied first."""
-    outer, (so,) = collapse(view.shape[:axis], [view.strides[:axis]])
-    inner, (si,) = collapse(view.shape[axis + 1 :], [view.strides[axis + 1 :]])
-    repeats = any(s == 0 and n > 1 for s, n in zip(view.strides, view.shape, strict=True))
-    if len(outer) > 1 or len(inner) > 1 or repeats or view.place.space == "const":
-        return None
-    return (*so, 0)[0], view.strides[axis], (*si, 0)[0]
-
-
-def _must(rows: tuple[Operand, int] | None) -> tuple[Operand, int]:
-    assert rows is not None, "a contiguous value is always rows"
-    return rows
-
-
 # --- reuse ------------------------------------------------------------------------------------------------------------
 
 _IN_PLACE = ("map1", "map2", "softmax", "layernorm", "rmsnorm", "rope")  # kernels that may write the row they read
@@ -602,8 +652,8 @@ def _reuse_dying_inputs(ops: list[Op]) -> None:
             held = source.place.buffer
             if held is None or held is out or spans[held][1] != n or held.floats != out.floats:
                 continue
-            here = (source.offset, source.place.sample_stride, source.row_stride, strides)
-            there = (op.out.offset, op.out.place.sample_stride, op.out.row_stride, op.so)
+            here = (source.offset, source.place.sample_stride, source.row_stride, source.step_stride, strides)
+            there = (op.out.offset, op.out.place.sample_stride, op.out.row_stride, op.out.step_stride, op.so)
             if here != there or (other.place.buffer is held and other != source):
                 continue
             for later in ops[n:]:
@@ -611,6 +661,6 @@ def _reuse_dying_inputs(ops: list[Op]) -> None:
                     operand: Operand = getattr(later, name)
                     if operand.place.buffer is out:
                         place = Place("arena", operand.place.sample_stride, held)
-                        setattr(later, name, Operand(place, operand.offset, operand.row_stride))
+                        setattr(later, name, replace(operand, place=place))
             spans[held] = (spans[held][0], spans[out][1])
             break

@@ -50,21 +50,33 @@ class Place:
 
 @dataclass(frozen=True)
 class View:
-    """A strided look at a place: `offset` and `strides` in floats, `shape` per sample."""
+    """A strided look at a place: `offset`, `strides`, and `step` from one step of a loop to the next, in floats.
+
+    `shape` is per sample.
+    """
 
     place: Place
     offset: int
     shape: Shape
     strides: tuple[int, ...]
+    step: int = 0
+
+    def like(self, offset: int, shape: Shape, strides: tuple[int, ...]) -> View:
+        """Another look at the same place."""
+        return View(self.place, offset, shape, strides, self.step)
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of an operation: its rows start at offset + sample · place.sample_stride + row · row_stride."""
+    """One operand of an operation: where a row is in step `s` of a loop.
+
+    That is offset + sample · place.sample_stride + row · row_stride + s · step_stride.
+    """
 
     place: Place = Place("none", 0)
     offset: int = 0
     row_stride: int = 0
+    step_stride: int = 0
 
 
 @dataclass
@@ -209,9 +221,16 @@ def _place_text(operand: Operand) -> str:
 
 
 def liveness(ops: Sequence[Op]) -> dict[Buffer, tuple[int, int]]:
-    """Positions of the first and last operation that touch each buffer."""
+    """Positions of the first and last operation that touch each buffer.
+
+    What a loop's operations find there from before is still wanted in the loop's last step.
+    """
     spans: dict[Buffer, tuple[int, int]] = {}
+    begin = end = -1  # of the loop
     for n, op in enumerate(ops):
+        if op.code == "loop":
+            begin, end = n, n + op.dims[1]
         for buffer in op.buffers():
-            spans[buffer] = (spans.get(buffer, (n, n))[0], n)
+            first, _ = spans.get(buffer, (n, n))
+            spans[buffer] = first, end if first < begin and n <= end else n
     return spans

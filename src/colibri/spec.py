@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from colibri.graph import APPLY, BINARY, CACHES, GROUP_RULES, NORMALIZE, REDUCE, SCORES, SIGHTS, UNARY
+from colibri.graph import APPLY, BINARY, CACHES, ENDLESS, GROUP_RULES, NORMALIZE, REDUCE, SCORES, SIGHTS, UNARY
 from colibri.weights import ACTIVATION_GROUP, CELL_COLS, CELL_ROWS, WEIGHT_GROUP
 
 VERSION = "0.1.0"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MAGIC = b"COLIBRI\0"
 
 ALIGN_MODEL = 64  # of the file in memory, and of every tensor in it
@@ -28,12 +28,12 @@ LANES = 8  # output rows interleaved in a weight matrix; partial sums of a reduc
 GROUP = 256  # inputs summed in one chain before the chains are added up
 PAGE = 64  # positions of a page of the attention cache
 NONE = 0xFFFFFFFF  # "no tensor"
-LIMIT = 1 << 30  # largest dimension or stride; keeps the validator's sums below 2**63
+LIMIT = ENDLESS  # largest dimension or stride; keeps the validator's sums below 2**63
 MAX_BATCH = 1 << 16
 MAX_EXPERTS = 65535  # of one layer: the certificate holds choices as u16, and 65535 for none
 
-OPCODES = ("linear", "linear_q", "quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce", "moe",
-           "embed", "rope", "cache", "attention", "delay")  # fmt: skip
+OPCODES = ("linear", "linear_q", "quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce", "loop",
+           "moe", "embed", "rope", "cache", "attention", "delay")  # fmt: skip
 SPACES = ("none", "arena", "input", "output", "const", "token_in", "token_out", "token_weight")
 LAYOUTS = ("flat", "rows8_f32", "rows8_f16", "rows8_i8", "rows8_i4", "residual")
 SCOPES = ("shared", "expert")
@@ -160,7 +160,8 @@ HEADER = _record(
     ("u32", "info_bytes", 1, "size of that text"),
     ("u32", "meta_crc", 1, "CRC-32 of the metadata, from the header's end to `meta_bytes`"),
     ("u32", "shared_crc", 1, "CRC-32 of the shared weights"),
-    ("u32", "context_tokens", 1, "most tokens of a text; 0: samples have nothing to do with each other"),
+    ("u32", "context_tokens", 1, "most tokens of a text; 0: samples have nothing to do with each other; 2^30: they "
+     "are a stream's, without an end"),
     ("u32", "tail_op", 1, "operations from here on may run for the last samples of a batch alone"),
     ("u32", "encoder_ops", 1, "operations that read the source text, before all others; 0: the model has none"),
     ("u32", "reserved", 23, "zero"),
@@ -176,12 +177,13 @@ PORT = _record(
 )  # fmt: skip
 
 OPERAND = _record(
-    "operand", 24, "Where an operation finds one row of a value: offset + sample · sample_stride + row · row_stride.",
+    "operand", 24, "Where an operation finds one row of a value: offset + sample · sample_stride + row · row_stride + "
+    "step · step_stride.",
     ("u64", "offset", 1, "bytes from the start of the space"),
     ("u32", "sample_stride", 1, "floats from one sample (in an expert: one token) to the next"),
     ("u32", "row_stride", 1, "floats from one row of a sample to the next"),
     ("u32", "space", 1, "a `space` value; `const` reads the tensor `w0` (operand a) or `w1` (operand b)"),
-    ("u32", "reserved", 1, "zero"),
+    ("u32", "step_stride", 1, "floats from one step of the loop the operation is in to the next; zero outside loops"),
 )  # fmt: skip
 
 OP = _record(
@@ -190,7 +192,8 @@ OP = _record(
     ("u16", "func", 1, "function of map1, map2, reduce; activation of linear; a `cache` value of cache, attention"),
     ("u32", "rows", 1, "rows a sample has"),
     ("operand", "a", 1, "first input; for `moe` the tokens"),
-    ("operand", "b", 1, "second input of map2; for `moe` the logits; for `cache` the values"),
+    ("operand", "b", 1, "second input of map2; for `moe` the logits; for `cache` the values; for linear a computed "
+     "matrix, in layout rows8_f32"),
     ("operand", "out", 1, "output"),
     ("operand", "work", 1, "for `moe` its workspace: slots, weights, choices, grouping; for cache, attention and delay "
      "what they keep from one run to the next"),
@@ -199,7 +202,8 @@ OP = _record(
      "for each head and distance"),
     ("u32", "w2", 1, "tensor: the residual E of an int8 or int4 matrix; for `moe` a scale for each expert"),
     ("u32", "dims", 4, "sizes inside a row; linear: inputs, outputs; softmax, norms: size; reduce: outer, n, inner; "
-     "embed: width; rope: size, turned; cache, attention: size of a key, of a value, key heads, positions; delay: "
+     "loop: steps, how many of the next operations are in it, 1 where the last step comes first; embed: width; rope: "
+     "size, turned; cache, attention: size of a key, of a value, key heads, positions; delay: "
      "width, steps, positions"),
     ("u32", "sa", 4, "strides of a, in floats; for cache, attention the window (0: none) and a `sight` value"),
     ("u32", "sb", 4, "strides of b, in floats"),

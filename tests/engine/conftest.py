@@ -18,7 +18,7 @@ from colibri.certify import certify
 from colibri.emit import model_bin
 from colibri.graph import Graph, Router
 from colibri.quantize import formats
-from tests.graphs import constant, expert, linear
+from tests.graphs import constant, expert, linear, recurrence
 from tests.lm_graphs import encoder_decoder, language_model
 from tools import size
 
@@ -154,6 +154,22 @@ def _modern(graph: Graph, rng: np.random.Generator) -> list[str]:
     return [x]
 
 
+def _steps(graph: Graph, rng: np.random.Generator) -> list[str]:
+    """What works along a sample: embedding, windows, recurrences both ways and in experts, products of values."""
+    ids, x = graph.add_input("ids", (6, 1)), graph.add_input("x", (6, 5))
+    table = graph.add_constant("table", rng.standard_normal((9, 5)))
+    x = graph.add("binary", x, graph.add("embed", ids, table), func="add")
+    padded = graph.add("concat", constant(graph, rng, "pad", 2, 5), x, axis=0)
+    windows = graph.add("reshape", graph.add("window", padded, axis=0, size=3, step=1, dilation=1), shape=(6, 15))
+    h = linear(graph, rng, windows, 10, True, "int8", activation="relu")
+    forward, backward = (recurrence(graph, rng, h, 10, "int8", reverse) for reverse in (False, True))
+    scores = graph.add("matmul", forward, graph.add("transpose", backward, perm=(1, 0)))
+    seen = graph.add("matmul", graph.add("softmax", scores), h)
+    y = _moe(graph, rng, seen, Router(3, 2), 4, 90)
+    whole = graph.add("reshape", y, shape=(60,))
+    return [_moe(graph, rng, whole, Router(2, 1), 4, 95), y]
+
+
 def _many_ports(graph: Graph, rng: np.random.Generator) -> list[str]:
     a, b = graph.add_input("a", (4,)), graph.add_input("b", (3, 4))
     both = graph.add(
@@ -165,7 +181,7 @@ def _many_ports(graph: Graph, rng: np.random.Generator) -> list[str]:
 
 
 GRAPHS = {"dense": _dense, "top1": _top1, "top2_shared": _top2_shared, "soft": _soft, "deep": _deep,
-          "many_ports": _many_ports, "quantized": _quantized, "modern": _modern}  # fmt: skip
+          "many_ports": _many_ports, "quantized": _quantized, "modern": _modern, "steps": _steps}  # fmt: skip
 
 # Language models whose contexts are longer than a page of the cache; of two of them, matrices and table are quantised.
 _TEXT = {"context": 80, "vocab": 24, "layers": 1}

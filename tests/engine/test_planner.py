@@ -169,8 +169,11 @@ def expert_programs(program: Program, layer: int) -> Iterator[list[Op]]:
         yield program.expert_ops[first : first + count]
 
 
-def words(op: Op, name: str, samples: int, program: Program) -> np.ndarray:
-    """The arena words one operand touches, from what the record format says its fields mean."""
+def words(op: Op, name: str, samples: int, program: Program, turn: int = 0) -> np.ndarray:
+    """The arena words one operand touches in step `turn` of a loop, from what the format says its fields mean.
+
+    Of a computed matrix those whose products count: what fills its last block may be anything.
+    """
     operand: Operand = getattr(op, name)
     if name == "work":
         return operand.place.buffer.offset // 4 + np.arange(workspace_words(program, op))  # type: ignore[union-attr]
@@ -188,41 +191,64 @@ def words(op: Op, name: str, samples: int, program: Program) -> np.ndarray:
         axes = [({"a": layer.d_in, "b": layer.router.experts, "out": layer.d_out}[name], 1)]
     elif op.code in ("linear", "linear_q") and name == "out":
         axes = [(op.dims[1], 1)]
+    elif op.code == "linear" and name == "b":
+        k, n = op.dims
+        places = [(row // 8 * k + col) * 8 + row % 8 for row in range(n) for col in range(k)]
+        axes = []
+    elif (op.code, name) == ("embed", "a"):
+        axes = [(1, 1)]
     elif (op.code, name) in (("linear_q", "a"), ("quantize", "out")):
         axes = [(-(-op.dims[0] // 128) + 9 * -(-op.dims[0] // 32), 1)]
     else:
         axes = [(op.dims[0], 1)]
     base = 0 if operand.place.buffer is None else operand.place.buffer.offset // 4
-    at = np.array([base + operand.offset])
+    at = np.array([base + operand.offset + turn * operand.step_stride])
+    if op.code == "linear" and name == "b":
+        at = at + np.array(places)
     for count, stride in [(samples, operand.place.sample_stride), (op.rows, operand.row_stride), *axes]:
         at = (at[:, None] + np.arange(count) * stride).reshape(-1)
     return np.unique(at)
+
+
+def turns(ops: Sequence[Op]) -> Iterator[tuple[Op, int]]:
+    """The operations as they run, those of a loop in every step."""
+    at = 0
+    while at < len(ops):
+        op, at = ops[at], at + 1
+        if op.code != "loop":
+            yield op, 0
+            continue
+        steps, count, backward = op.dims
+        for turn in range(steps)[:: -1 if backward else 1]:
+            for inner in ops[at : at + count]:
+                yield inner, turn
+        at += count
 
 
 def replay(program: Program) -> None:
     """Walk the program over a map of who wrote each word: a read must find what its own buffer was given."""
     owner: dict[int, Buffer] = {}
 
-    def step(op: Op, samples: int) -> None:
+    def step(op: Op, samples: int, turn: int = 0) -> None:
         for name in ("a", "b"):
             buffer = getattr(op, name).place.buffer
             if buffer is not None:
-                for word in words(op, name, samples, program).tolist():
+                for word in words(op, name, samples, program, turn).tolist():
                     assert owner.get(word) is buffer, f"{op} reads word {word}, which holds another value"
         for name in ("work", "out"):
             buffer = getattr(op, name).place.buffer
             if buffer is not None:
-                touched = words(op, name, samples, program).tolist()
+                touched = words(op, name, samples, program, turn).tolist()
                 assert touched[0] * 4 >= spec.HEAD_BYTES and touched[-1] * 4 + 4 <= program.context_bytes
                 assert buffer.offset <= touched[0] * 4 and touched[-1] < (buffer.offset + 4 * buffer.floats) // 4
                 owner.update(dict.fromkeys(touched, buffer))
 
-    for op in program.ops:
-        step(op, program.max_batch)
+    for op, turn in turns(program.ops):
+        step(op, program.max_batch, turn)
         if op.code == "moe":
             for ops in expert_programs(program, op.layer):
-                for inner in ops:
-                    step(inner, program.layers[op.layer].tile)
+                for inner, its in turns(ops):
+                    step(inner, program.layers[op.layer].tile, its)
             # What the layer still needs when its last expert is done has outlived them all.
             for name in ("a", "work", "out"):
                 buffer = getattr(op, name).place.buffer

@@ -12,9 +12,7 @@
 
 typedef __m256 vf;
 typedef __m256i vi;
-typedef struct {
-    __m256i input, size; /* an input's four bytes everywhere, and their magnitudes */
-} q8x;
+typedef struct { __m256i input, size; } q8x; /* an input's four bytes everywhere, and their magnitudes */
 typedef __m256i q8w, q8sum, q4x, q4sum;
 
 V vf add(vf a, vf b) { return _mm256_add_ps(a, b); }

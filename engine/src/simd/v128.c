@@ -19,12 +19,8 @@ typedef float floats __attribute__((vector_size(16)));
 typedef int32_t words __attribute__((vector_size(16)));
 typedef uint32_t bits __attribute__((vector_size(16)));
 
-typedef struct {
-    floats half[2];
-} vf;
-typedef struct {
-    words half[2];
-} vi;
+typedef struct { floats half[2]; } vf;
+typedef struct { words half[2]; } vi;
 
 V vf broadcast(const float *p) { return (vf){{{*p, *p, *p, *p}, {*p, *p, *p, *p}}}; }
 V vf add(vf a, vf b) { return (vf){{a.half[0] + b.half[0], a.half[1] + b.half[1]}}; }
@@ -107,9 +103,7 @@ V vi q8_end(q8sum sum) { return sum; }
 #else
 #define NAME "neon"
 
-typedef struct {
-    int32x4_t pair[4]; /* of rows, each as two parts */
-} q8sum;
+typedef struct { int32x4_t pair[4]; } q8sum; /* pairs of rows, each as two parts */
 
 V q8sum sums_from(int32_t n)
 {
@@ -139,9 +133,7 @@ V vi q8_end(q8sum sum)
 #define NAME "wasm"
 #endif
 
-typedef struct {
-    vi input[4];
-} q8w;
+typedef struct { vi input[4]; } q8w;
 typedef vi q8sum;
 typedef const int8_t *q8x;
 

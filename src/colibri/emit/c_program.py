@@ -34,6 +34,7 @@ def text(program: Program, package: Package, experts: Sequence[str]) -> str:
         *(f"#define CLB_USED_{name} {sum(1 << n for n in used):#x}ull" for name, used in _used(package)),
         f"#define CLB_USED_RESIDUAL {int(any(op.w2 for op in ops))}",
         f"#define CLB_USED_TEXT {int(program.context_tokens > 0)}",
+        f"#define CLB_USED_COMPUTED {int(any(op.code == 'linear' and op.w0 is None for op in ops))}",
         *(["#define CLB_FOLDED"] if len(ops) <= _FOLDED and _tile(program) == 1 else []),
         f"#define CLB_TILE {_tile(program)}u", '#include "generated.h"', "",
     ]  # fmt: skip
@@ -70,7 +71,9 @@ def _used(package: Package) -> Iterable[tuple[str, set[int]]]:
     for op in package.ops:
         if op["code"] in (code["linear"], code["linear_q"]):
             name = "PRODUCTS" if op["code"] == code["linear"] else "PRODUCTS_Q"
-            found[name].add(int(package.tensors[op["w0"]]["layout"]))
+            computed = op["w0"] == spec.NONE
+            layout = spec.LAYOUTS.index("rows8_f32") if computed else package.tensors[op["w0"]]["layout"]
+            found[name].add(int(layout))
         if op["code"] == code["attention"]:
             found["PRODUCTS"].add(spec.LAYOUTS.index(layouts.CACHE_LAYOUTS[spec.ENUMS["cache"][op["func"]]]))
             unary.add(spec.ENUMS["unary"].index("exp"))
@@ -113,9 +116,15 @@ def _expert_function(program: Program, package: Package, layer: int, ops: Sequen
 
 
 def _calls(ops: Sequence[Op], numbers: Iterable[int], samples: str, indent: str, first: str = "0u") -> list[str]:
-    calls = []
+    calls, looped, step = [], 0, "frame->step"
     for n in numbers:
         op = ops[n]
+        if op.code == "loop":
+            steps, looped, backward = op.dims
+            forward = f"for ({step} = 0; {step} < {steps}u; ++{step}) {{"
+            calls.append(indent + (f"for ({step} = {steps}u; {step}-- > 0;) {{" if backward else forward))
+            continue
+        inner = indent + "    " * (looped > 0)
         if op.code == "moe":
             m = op.layer
             call = f"clb_run_moe(&layers[{m}], &ops[{n}], routers[{m}], run_expert_{m}, {samples}, frame);"
@@ -125,7 +134,10 @@ def _calls(ops: Sequence[Op], numbers: Iterable[int], samples: str, indent: str,
             call = f"clb_run_linear(&ops[{n}], {first}, {samples}, frame);"
         else:
             call = f"clb_run_rows(clb_{_KERNELS.get(op.code, op.code)}, &ops[{n}], {first}, {samples}, frame);"
-        calls.append(indent + call)
+        calls.append(inner + call)
+        looped -= looped > 0
+        if inner != indent and looped == 0:
+            calls += [f"{indent}}}", f"{indent}{step} = 0;"]
     return calls
 
 

@@ -174,7 +174,8 @@ def _operand(operand: Operand) -> Any:
     return _fill(
         spec.OPERAND.dtype,
         {"offset": base + operand.offset * 4, "sample_stride": operand.place.sample_stride,
-         "row_stride": operand.row_stride, "space": _value("space", operand.place.space)},
+         "row_stride": operand.row_stride, "space": _value("space", operand.place.space),
+         "step_stride": operand.step_stride},
     )  # fmt: skip
 
 

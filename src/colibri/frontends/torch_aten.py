@@ -6,14 +6,17 @@ Value; `c` is the conversion in progress. What is not in the table is refused by
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from colibri.errors import ExportError
-from colibri.frontends.torch_convert import Const, Converter, Value
+from colibri.frontends.torch_convert import WAY_OUT, Const, Converter, Value, op_name
 
 OPS: dict[str, Callable[..., Any]] = {}
 
@@ -40,25 +43,47 @@ def _linear(c: Converter, input: Value, weight: Const, bias: Const | None = None
     return c.emit("linear", input, c.constant(weight), *([] if bias is None else [c.constant(bias)]))
 
 
-@converts("matmul", "mm", "mv")
+@converts("matmul", "mm", "mv", "bmm")
 def _matmul(c: Converter, a: Any, b: Any) -> Value:
     if isinstance(a, Value) and isinstance(b, Const) and b.tensor.dim() in (1, 2):
         c.axis(a, -1)
         matrix = b.tensor.T if b.tensor.dim() == 2 else b.tensor[None]
         return c.reshaped(c.add("linear", a, c.constant(b, matrix, ".T" if b.tensor.dim() == 2 else "")))
-    if isinstance(b, Value) and isinstance(a, Const) and a.tensor.dim() == 2 and b.rank >= 3:
-        c.axis(b, -2)
-        return c.value(_swapped(c, c.add("linear", _swapped(c, b.name, -2), c.constant(a)), -2))
-    raise ExportError("is only supported between a tensor and a constant matrix")
+    if isinstance(b, Value) and isinstance(a, Const) and a.tensor.dim() == 2 and b.rank == 2 and b.lead == 1:
+        return c.emit("linear", b, c.constant(a))  # matrix · xᵀ, the batch behind
+    if isinstance(a, Value) and isinstance(b, Const) and a.lead == a.rank - 2:
+        return _rows_by_stack(c, a, b)
+    shape, *_ = c.sample(c.node.meta["val"])
+    for x in (a, b):
+        if isinstance(x, Value) and x.lead >= x.rank - 2:
+            raise ExportError("multiplies along the batch axis: samples must not depend on each other")
+    if len(shape) < 2 or any((x.tensor.dim() if isinstance(x, Const) else x.rank) < 2 for x in (a, b)):
+        raise ExportError("multiplies a vector computed from the input; give it an axis more with unsqueeze")
+    names = []
+    for x in (a, b):
+        name = c.operand(x, a if isinstance(a, Value) else b)
+        stack = (*shape[:-2], *c.graph.shapes[name][-2:])
+        names.append(name if c.graph.shapes[name] == stack else c.add("expand", name, shape=stack))
+    return c.emit("matmul", *names)
 
 
-@converts("addmm")
-def _addmm(c: Converter, input: Any, mat1: Value, mat2: Const, beta: float = 1, alpha: float = 1) -> Value:
-    if (beta, alpha) != (1, 1) or not isinstance(input, Const) or not isinstance(mat2, Const):
-        raise ExportError("is only supported with constant bias and weight, and without alpha and beta")
-    c.axis(mat1, -1)
-    product = c.add("linear", mat1, c.constant(mat2, mat2.tensor.T, ".T"))
-    return c.value(c.add("binary", product, c.operand(input, mat1), func="add"))
+def _rows_by_stack(c: Converter, a: Value, b: Const) -> Value:
+    """Rows that hold the batch times a stack of constant matrices."""
+    rows = a.name if a.merged else c.add("reshape", a, shape=(*a.shape[:-1], 1, a.shape[-1]))
+    stack = (*b.tensor.shape[:-2], *c.graph.shapes[rows][-2:])
+    rows = rows if c.graph.shapes[rows] == stack else c.add("expand", rows, shape=stack)
+    matrices = b.tensor.expand(*stack[:-2], *b.tensor.shape[-2:])
+    return c.reshaped(c.add("matmul", rows, c.constant(b, matrices)))
+
+
+@converts("addmm", "baddbmm")
+def _addmm(c: Converter, input: Any, mat1: Any, mat2: Any, beta: float = 1, alpha: float = 1) -> Value:
+    product = _matmul(c, mat1, mat2)
+    if alpha != 1:
+        product = c.value(c.binary("mul", product, alpha))
+    if beta == 0:
+        return product
+    return c.value(c.binary("add", product, input if beta == 1 else c.value(c.binary("mul", input, beta))))
 
 
 # --- elementwise ------------------------------------------------------------------------------------------------------
@@ -156,14 +181,66 @@ def _mish(c: Converter, x: Value) -> Value:
     return c.emit("binary", x, c.unary("tanh", c.unary("softplus", x)), func="mul")
 
 
+@converts("log_sigmoid_forward", "log_sigmoid")
+def _log_sigmoid(c: Converter, x: Value) -> Any:
+    low = c.unary("neg", c.unary("softplus", c.unary("neg", x)))
+    fake = c.node.meta["val"]
+    return c.value(low) if isinstance(fake, Tensor) else [c.value(low, fake[0])]
+
+
+@converts("prelu", "_prelu_kernel")
+def _prelu(c: Converter, x: Value, weight: Const) -> Value:
+    """max(x, 0) + w · min(x, 0), w per channel (axis 1) or one for all."""
+    behind = (x.rank - 2) * (weight.tensor.numel() > 1)
+    channels = weight.tensor.reshape(-1, *(1,) * behind)
+    low = c.add("binary", c.add("binary", x, c.number(0), func="minimum"), c.constant(weight, channels), func="mul")
+    return c.emit("binary", c.unary("relu", x), low, func="add")
+
+
 @converts("pow.Tensor_Scalar")
 def _pow(c: Converter, x: Value, exponent: float) -> Value:
     func = {2: "square", 0.5: "sqrt", -1: "reciprocal", -0.5: "rsqrt", 1: "identity"}.get(exponent)
     if func is not None:
         return c.value(c.unary(func, x))
-    if exponent == 3:
-        return c.emit("binary", c.unary("square", x), x, func="mul")
-    raise ExportError(f"is not supported with exponent {exponent}, only 3, 2, 1, 0.5, -0.5 and -1")
+    if exponent != int(exponent) or not 2 < exponent <= 8:
+        raise ExportError(f"is not supported with exponent {exponent}, only 1 to 8, 0.5, -0.5 and -1")
+    name = c.unary("square", x)
+    for _ in range(int(exponent) - 2):
+        name = c.add("binary", name, x, func="mul")
+    return c.value(name)
+
+
+@converts("masked_fill", "where", "tril", "triu")
+def _masked(c: Converter, x: Any, *args: Any) -> Value:
+    """A choice by a constant mask, exact for all numbers: what is hidden is bounded by the value from both sides."""
+    if c.op in ("tril", "triu"):
+        rows, cols = x.shape[-2:]
+        kept = getattr(torch, c.op)(torch.ones(rows, cols), *args).bool()
+        mask, value, shown = Const(~kept, c.op), 0.0, x
+    elif c.op == "where":
+        mask, value, shown = x, *args
+        if not isinstance(shown, Value):  # the other way round
+            mask = Const(~mask.tensor, f"{mask.name}.not") if isinstance(mask, Const) else mask
+            value, shown = shown, value
+    else:
+        mask, value, shown = args[0], args[1], x
+    if isinstance(mask, Value) or not isinstance(shown, Value) or isinstance(value, Value):
+        raise ExportError(f"is only supported with a constant mask and a constant value; {WAY_OUT}")
+    number = value.tensor if isinstance(value, Const) else torch.tensor(float(value))
+    name = shown.name
+    for func, free in (("minimum", torch.inf), ("maximum", -torch.inf)):
+        bound = torch.where(mask.tensor, number.to(torch.float32), torch.tensor(free))
+        name = c.add("binary", name, c.operand(Const(bound, f"{mask.name}.{func}"), shown), func=func)
+    return c.value(name)
+
+
+@converts("cumsum")
+def _cumsum(c: Converter, x: Value, dim: int, dtype: Any = None) -> Value:
+    """A product with a triangle of ones."""
+    axis = c.axis(x, dim)
+    n = x.shape[axis]
+    ones = c.graph.add_constant(f"triangle{n}", np.tri(n))
+    return c.value(_swapped(c, c.add("linear", _swapped(c, x.name, axis), ones), axis))
 
 
 @converts("add", "sub")
@@ -171,7 +248,7 @@ def _add(c: Converter, a: Any, b: Any, alpha: float = 1) -> Value:
     func = "add" if c.op == "add" else "sub"
     if alpha != 1:
         if isinstance(b, Value):
-            b = Value(c.add("binary", b, c.number(alpha), func="mul"), b.shape, b.merged)
+            b = replace(b, name=c.add("binary", b, c.number(alpha), func="mul"))
         else:
             b = Const(b.tensor * alpha, f"{b.name}.{alpha:g}") if isinstance(b, Const) else b * alpha
     return c.value(c.binary(func, a, b))
@@ -188,6 +265,34 @@ def _binary(c: Converter, a: Any, b: Any) -> Value:
 
 
 # --- norms, softmax, reductions ---------------------------------------------------------------------------------------
+
+
+@converts("group_norm")
+def _group_norm(
+    c: Converter, input: Value, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Value:  # fmt: skip
+    """Channels are torch's axis 1: a layernorm over each group of them with all that is behind."""
+    axis = c.axis(input, 1)
+    lead, channels, behind = input.shape[:axis], input.shape[axis], input.shape[axis + 1 :]
+    width = channels // num_groups * int(np.prod(behind))
+    name = c.add("layernorm", c.add("reshape", input, shape=(*lead, num_groups, width)), eps=float(eps))
+    name = c.add("reshape", name, shape=input.shape)
+    for func, part in (("mul", weight), ("add", bias)):
+        if part is not None:
+            each = part.tensor.reshape(-1, *(1,) * len(behind))
+            name = c.add("binary", name, c.constant(part, each), func=func)
+    return c.value(name)
+
+
+@converts("instance_norm")
+def _instance_norm(
+    c: Converter, input: Value, weight: Any, bias: Any, running_mean: Any, running_var: Any, use_input_stats: bool,
+    momentum: float, eps: float, cudnn_enabled: bool,
+) -> Value:  # fmt: skip
+    if not use_input_stats:
+        raise ExportError("is not supported with running statistics; use BatchNorm, which is the same in eval mode")
+    return _group_norm(c, input, input.shape[c.axis(input, 1)], weight, bias, eps)
 
 
 @converts("layer_norm")
@@ -208,12 +313,13 @@ def _rms_norm(
 
 
 def _norm(c: Converter, op: str, x: Value, over: list[int], weight: Any, bias: Any, eps: float) -> Value:
-    c.axis(x, -1)
-    if len(over) != 1:
-        raise ExportError(f"is only supported over the last axis, not over {list(over)}")
+    for axis in range(1, len(over) + 1):
+        c.axis(x, -axis)
     if bias is not None and weight is None:
         raise ExportError("is not supported with a bias but no weight")
-    return c.emit(op, x, *(c.constant(p) for p in (weight, bias) if p is not None), eps=float(eps))
+    parts = [c.constant(p, p.tensor.reshape(-1)) for p in (weight, bias) if p is not None]
+    flat = x.name if len(over) == 1 else c.add("reshape", x, shape=(*x.shape[: -len(over)], int(np.prod(over))))
+    return c.reshaped(c.add(op, flat, *parts, eps=float(eps)))
 
 
 @converts("_native_batch_norm_legit_no_training")
@@ -221,7 +327,8 @@ def _batch_norm(
     c: Converter, x: Value, weight: Any, bias: Any, mean: Const, var: Const, momentum: float, eps: float
 ) -> list[Value]:
     """x · scale + shift per channel (torch axis 1), computed in double precision."""
-    c.axis(x, 1)
+    if x.lead:
+        raise ExportError("is only supported with the batch in axis 0")
     scale = 1 / (var.tensor.double() + eps).sqrt()
     scale = scale if weight is None else scale * weight.tensor
     shift = -mean.tensor.double() * scale
@@ -272,6 +379,24 @@ def _max(c: Converter, x: Value, dim: int, keepdim: bool = False) -> list[Value]
     return [c.reshaped(c.reduce("max", x, dim), c.node.meta["val"][0])]
 
 
+@converts("amin", "min.dim")
+def _min(c: Converter, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
+    """-max(-x)."""
+    least = c.unary("neg", c.reduce("max", replace(x, name=c.unary("neg", x)), dim))
+    return c.reshaped(least) if c.op == "amin" else [c.reshaped(least, c.node.meta["val"][0])]
+
+
+@converts("logsumexp")
+def _logsumexp(c: Converter, x: Value, dim: Any, keepdim: bool = False) -> Value:
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    axes = [c.axis(x, d) for d in dims]
+    column = tuple(1 if a in axes else n for a, n in enumerate(x.shape))
+    top = c.reduce("max", x, dims)
+    low = c.add("binary", x, c.add("reshape", top, shape=column), func="sub")
+    total = c.unary("log", c.reduce("sum", replace(x, name=c.unary("exp", low)), dims))
+    return c.reshaped(c.add("binary", total, top, func="add"))
+
+
 @converts("var.correction")
 def _var(c: Converter, x: Value, dim: Any = None, correction: float | None = 1, keepdim: bool = False) -> Value:
     axes = [c.axis(x, d) for d in (range(x.rank) if dim is None else dim)]
@@ -281,7 +406,7 @@ def _var(c: Converter, x: Value, dim: Any = None, correction: float | None = 1, 
         raise ExportError(f"has {count} values and correction {correction}, which divides by zero")
     column = tuple(1 if a in axes else n for a, n in enumerate(x.shape))
     centred = c.add("binary", x, c.add("reshape", c.reduce("mean", x, dim), shape=column), func="sub")
-    total = c.reduce("sum", Value(c.unary("square", centred), x.shape, x.merged), dim)
+    total = c.reduce("sum", replace(x, name=c.unary("square", centred)), dim)
     return c.reshaped(c.add("binary", total, c.number(divisor), func="div"))
 
 
@@ -289,7 +414,7 @@ def _var(c: Converter, x: Value, dim: Any = None, correction: float | None = 1, 
 def _vector_norm(c: Converter, x: Value, ord: float = 2, dim: Any = None, keepdim: bool = False) -> Value:
     if ord not in (1, 2):
         raise ExportError(f"is only supported of order 1 and 2, not {ord}")
-    powers = Value(c.unary("abs" if ord == 1 else "square", x), x.shape, x.merged)
+    powers = replace(x, name=c.unary("abs" if ord == 1 else "square", x))
     total = c.reduce("sum", powers, dim)
     return c.reshaped(total if ord == 1 else c.unary("sqrt", total))
 
@@ -299,21 +424,37 @@ def _vector_norm(c: Converter, x: Value, ord: float = 2, dim: Any = None, keepdi
 
 @converts("view", "_unsafe_view", "reshape", "flatten", "unsqueeze", "squeeze", "unflatten")
 def _view(c: Converter, x: Value, *sizes: Any, **named: Any) -> Value:
-    return c.reshaped(x)
+    shape, merged, lead = c.sample(c.node.meta["val"])
+    outer, rest = divmod(math.prod(x.shape[: x.lead]) * x.outer, math.prod(shape[:lead]))
+    if rest or (shape[lead] if merged else 1) % outer:
+        raise ExportError("joins axes before the batch with axes behind it, which mixes samples")
+    return replace(c.reshaped(x), outer=outer)
 
 
-@converts("clone", "contiguous", "detach", "alias", "lift_fresh_copy", "_to_copy", "to")
+_WHOLE = {"embedding", "one_hot"}  # what reads numbers as integers anyway
+_MOVES = {"view", "_unsafe_view", "reshape", "flatten", "unsqueeze", "squeeze", "unflatten", "select", "slice", "clone"}
+
+
+@converts("clone", "contiguous", "detach", "alias", "lift_fresh_copy", "_to_copy", "to", "dropout", "alpha_dropout",
+          "feature_dropout")  # fmt: skip
 def _same(c: Converter, x: Value, *options: Any, **named: Any) -> Value:
+    source, result = c.node.all_input_nodes[0].meta["val"], c.node.meta["val"]
+    if source.is_floating_point() and not result.is_floating_point() and not _only_ids(c.node):
+        raise ExportError("cuts floats down to integers, which is only supported for the ids of an embedding")
     return c.value(x.name)
+
+
+def _only_ids(node: Any) -> bool:
+    """Whether all that is made of an integer tensor are rows of tables."""
+    names = {user: op_name(user).removeprefix("aten.") for user in node.users}
+    return all(n in _WHOLE or (n in _MOVES and _only_ids(user)) for user, n in names.items())
 
 
 @converts("permute")
 def _permute(c: Converter, x: Value, dims: list[int]) -> Value:
     dims = [d % x.rank for d in dims]
-    if dims[0] != 0:
-        raise ExportError("moves the batch away from axis 0; keep the batch first (batch_first=True)")
-    perm = dims if x.merged else [d - 1 for d in dims[1:]]
-    return c.emit("transpose", x, perm=tuple(perm))
+    perm = tuple(dims if x.merged else [c.axis(x, d) for d in dims if d != x.lead])
+    return c.value(x.name if perm == tuple(sorted(perm)) else c.add("transpose", x, perm=perm))
 
 
 @converts("transpose", "t")
@@ -326,7 +467,7 @@ def _transpose(c: Converter, x: Value, dim0: int = 0, dim1: int = 1) -> Value:
 @converts("slice", "narrow")
 def _slice(c: Converter, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Value:
     fake = c.node.meta["val"]
-    if c.sample(fake) == (x.shape, x.merged):
+    if c.sample(fake)[0] == x.shape:
         return c.value(x.name)
     if c.op == "narrow":
         end = start + end
@@ -360,34 +501,120 @@ def _split(c: Converter, x: Value, sizes: Any = None, dim: int = 0) -> list[Valu
 def _cat(c: Converter, tensors: list[Any], dim: int = 0) -> Value:
     if not all(isinstance(t, Value) for t in tensors):
         raise ExportError("joins a constant that has no batch axis; expand it to the batch first")
+    first = tensors[0]
     if c.op == "stack":
-        rank = tensors[0].rank + 1
-        if dim % rank == 0:
-            raise ExportError("stacks along axis 0, the batch")
-        axis = dim % rank - (not tensors[0].merged)
+        dim %= first.rank + 1
+        axis = dim if dim <= first.lead or first.merged else dim - 1
         columns = [c.add("reshape", t, shape=(*t.shape[:axis], 1, *t.shape[axis:])) for t in tensors]
         return c.emit("concat", *columns, axis=axis)
-    return c.emit("concat", *tensors, axis=c.axis(tensors[0], dim))
+    return c.emit("concat", *tensors, axis=c.axis(first, dim))
+
+
+@converts("flip")
+def _flip(c: Converter, x: Value, dims: list[int]) -> Value:
+    name = x.name
+    for axis in (c.axis(x, d) for d in dims):
+        name = picked(c, name, axis, range(x.shape[axis])[::-1])
+    return c.value(name)
+
+
+@converts("roll")
+def _roll(c: Converter, x: Value, shifts: list[int], dims: list[int]) -> Value:
+    if not dims:
+        raise ExportError("is only supported along named axes")
+    name = x.name
+    for shift, dim in zip(shifts, dims, strict=True):
+        axis = c.axis(x, dim)
+        n = x.shape[axis]
+        name = picked(c, name, axis, [(i - shift) % n for i in range(n)])
+    return c.value(name)
+
+
+@converts("index_select")
+def _index_select(c: Converter, x: Value, dim: int, index: Any) -> Value:
+    if not isinstance(index, Const):
+        raise ExportError(f"is only supported with a constant index; {WAY_OUT}")
+    return c.value(picked(c, x.name, c.axis(x, dim), index.tensor.tolist()))
+
+
+@converts("index.Tensor")
+def _index(c: Converter, x: Any, indices: list[Any]) -> Value:
+    used = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if isinstance(x, Const) and len(used) == 1 and used[0][0] == 0 and isinstance(used[0][1], Value):
+        return lookup(c, x, used[0][1])
+    constant = len(used) == 1 and isinstance(used[0][1], Const) and used[0][1].tensor.dim() == 1
+    if not constant or not isinstance(x, Value):
+        raise ExportError(f"is only supported with one constant index; {WAY_OUT}")
+    ((dim, index),) = used
+    if index.tensor.dtype == torch.bool:
+        places = index.tensor.nonzero()[:, 0].tolist()
+    else:
+        places = [i % x.shape[c.axis(x, dim)] for i in index.tensor.tolist()]
+    return c.value(picked(c, x.name, c.axis(x, dim), places))
+
+
+def picked(c: Converter, name: str, axis: int, places: Sequence[int]) -> str:
+    """Elements of an axis in any order: stretches of neighbours, joined."""
+    parts, start = [], 0
+    for n in range(1, len(places) + 1):
+        if n == len(places) or places[n] != places[n - 1] + 1:
+            parts.append(c.add("slice", name, axis=axis, start=places[start], stop=places[n - 1] + 1, step=1))
+            start = n
+    return parts[0] if len(parts) == 1 else c.add("concat", *parts, axis=axis)
+
+
+@converts("embedding")
+def _embedding(
+    c: Converter, weight: Const, indices: Value, padding_idx: int = -1, scale_grad: bool = False, sparse: bool = False
+) -> Value:
+    return lookup(c, weight, indices)
+
+
+@converts("one_hot")
+def _one_hot(c: Converter, x: Value, num_classes: int = -1) -> Value:
+    if num_classes < 1:
+        raise ExportError("needs num_classes: how many there are must not depend on the data")
+    return lookup(c, Const(torch.eye(num_classes), f"one_hot{num_classes}"), x)
+
+
+def lookup(c: Converter, table: Const, ids: Value) -> Value:
+    """Rows of a constant table (ids, …)."""
+    if not isinstance(table, Const):
+        raise ExportError("is only supported with a constant table")
+    column = c.add("reshape", ids, shape=(*ids.shape, 1))
+    return c.reshaped(c.add("embed", column, c.constant(table, table.tensor.reshape(len(table.tensor), -1))))
 
 
 @converts("expand")
 def _expand(c: Converter, x: Any, size: Any, implicit: bool = False) -> Value:
-    shape, merged = c.sample(c.node.meta["val"])
+    shape, merged, lead = c.sample(c.node.meta["val"])
     if isinstance(x, Value):
-        if len(shape) != len(x.shape):
-            raise ExportError("adds an axis in front of the batch")
         return c.value(x.name) if shape == x.shape else c.emit("expand", x, shape=shape)
-    rank = len(shape) + (not merged)
-    if merged or (x.tensor.dim() == rank and x.tensor.shape[0] != 1):
-        raise ExportError("expands a constant along the batch")
-    row = x.tensor[0] if x.tensor.dim() == rank else x.tensor
+    row = c.without_batch(x.tensor, Value("", shape, merged, lead))
     return c.value(c.constant(x, row.expand(shape), ".expanded" if row.shape != shape else ""))
+
+
+@converts("repeat")
+def _repeat(c: Converter, x: Any, repeats: list[Any]) -> Value:
+    """Copies along axes; of a constant along the batch they are all one."""
+    shape, merged, lead = c.sample(c.node.meta["val"])
+    if isinstance(x, Const):
+        row = c.without_batch(x.tensor, Value("", shape, merged, lead))
+        times = [*(1,) * (len(shape) - row.dim()), *row.shape]
+        return c.value(c.constant(x, row.repeat([n // t for n, t in zip(shape, times, strict=True)]), ".repeated"))
+    name, own = x.name, (*(1,) * (len(shape) - len(x.shape)), *x.shape)
+    if merged != x.merged:
+        raise ExportError("repeats the batch itself")
+    name = name if own == x.shape else c.add("reshape", name, shape=own)
+    for axis, (n, of) in enumerate(zip(shape, own, strict=True)):
+        name = name if n == of else c.add("concat", *[name] * (n // of), axis=axis)
+    return c.value(name)
 
 
 @converts("full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "new_zeros", "new_ones", "new_full")
 def _full(c: Converter, *args: Any, **named: Any) -> Value:
     fill = 0 if "zeros" in c.op else 1 if "ones" in c.op else args[-1]
-    shape, _ = c.sample(c.node.meta["val"])
+    shape, *_ = c.sample(c.node.meta["val"])
     return c.value(c.graph.add_constant(f"full{fill:g}", np.full(shape, fill)))
 
 
@@ -409,4 +636,4 @@ def _unavailable(c: Converter, x: Value, shape: list[int]) -> Value:
     )
 
 
-__all__ = ["OPS"]
+__all__ = ["OPS", "converts", "lookup", "picked"]

@@ -1,9 +1,11 @@
 """ATen programs to graphs, in terms of one sample; `torch_aten` has the operations one by one.
 
-torch.export gives a flat program whose tensors carry the batch in axis 0, as the symbol s or, where a view merged the
-batch with c rows a sample, as c·s. Row-major order keeps every sample contiguous in both forms, so such a tensor has
-the per-sample shape without that axis, or with c in its place. An operation that reads axis 0 any other way would mix
+torch.export gives a flat program whose tensors carry the batch in one of their axes, at first in axis 0, as the symbol
+s or, where a view merged the batch with c rows a sample, as c·s. In row-major order c follows s, so such a tensor has
+the per-sample shape without that axis, or with c in its place. An operation that reads the axis any other way would mix
 samples, and is refused. What does not depend on an input is computed here and becomes a constant.
+
+Integers (ids, categories) are held as floats, which are exact up to 2^24.
 """
 
 from __future__ import annotations
@@ -24,11 +26,17 @@ from colibri.graph import Graph, Router, Shape
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of the program that depends on an input; `merged` when axis 0 is c·batch, its per-sample axis 0."""
+    """A tensor of the program that depends on an input.
+
+    The batch is axis `lead` of the axes torch sees; where it is `merged`, as c·batch, c is an axis of the sample, of
+    which `outer` rows lie before the batch and the others behind it.
+    """
 
     name: str
     shape: Shape  # per sample
     merged: bool
+    lead: int = 0
+    outer: int = 1
 
     @property
     def rank(self) -> int:
@@ -53,6 +61,8 @@ class MoeBody:
     experts: list[Graph]
 
 
+# What tensors hold; integers as floats.
+COMPUTED = (torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 ROUTING = frozenset(
     {"topk", "gather", "scatter", "scatter_add", "sort", "argsort", "argmax", "argmin", "one_hot", "nonzero", "where",
      "index", "index_put", "index_add", "index_select", "masked_fill", "masked_select", "eq", "ne", "lt", "le", "gt",
@@ -132,8 +142,8 @@ class Converter:
                 )
                 raise ExportError("; ".join([message, *self.notes.values()]))
             self.batch.add(symbol)
-            shape, merged = self.sample(node.meta["val"])
-            self.env[node] = Value(self.graph.add_input(node.name, shape), shape, merged)
+            shape, merged, lead = self.sample(node.meta["val"])
+            self.env[node] = Value(self.graph.add_input(node.name, shape), shape, merged, lead)
             self.varying.add(node)
 
     def _refuse_unknown(self, node: Any) -> None:
@@ -186,23 +196,28 @@ class Converter:
         value = self.env.get(node)
         if not isinstance(value, Value):
             raise ExportError(f"output {node} does not depend on the input; leave it out of the module's result")
+        if value.lead or value.outer > 1:
+            raise ExportError(f"output {node} has the batch in axis {value.lead}; return it with the batch in axis 0")
         return value.name
 
     # --- what the converters below are written with -------------------------------------------------------------------
 
-    def sample(self, fake: Any) -> tuple[Shape, bool]:
-        """Per-sample shape of a traced tensor, and whether its axis 0 merges the batch with rows of a sample."""
-        if fake.dtype != torch.float32:
+    def sample(self, fake: Any) -> tuple[Shape, bool, int]:
+        """Per-sample shape of a traced tensor, whether its batch axis merges rows of a sample, and which axis it is."""
+        if fake.dtype not in COMPUTED:
             raise ExportError(f"gives {str(fake.dtype).removeprefix('torch.')}; only float32 is computed with")
         sizes = list(fake.shape)
-        lead = sizes[0].node.expr if sizes and isinstance(sizes[0], torch.SymInt) else None
-        rows = [lead / s for s in self.batch if lead is not None and (lead / s).is_Integer]
+        symbols = {a: n.node.expr for a, n in enumerate(sizes) if isinstance(n, torch.SymInt)}
+        free = {a: n for a, n in symbols.items() if not n.is_Integer}
+        rows = {a: n / s for a, n in free.items() for s in self.batch if (n / s).is_Integer}
         if not rows:
-            raise ExportError(f"mixes samples or moves the batch away from axis 0: the result has shape {_text(sizes)}")
-        if any(isinstance(n, torch.SymInt) and not n.node.expr.is_Integer for n in sizes[1:]):
-            raise ExportError(f"gives the shape {_text(sizes)}, which depends on the data or on the batch")
-        inner = tuple(int(n) for n in sizes[1:])
-        return (inner, False) if rows[0] == 1 else ((int(rows[0]), *inner), True)
+            raise ExportError(f"mixes samples: the result has shape {_text(sizes)}, without the batch")
+        if len(free) > 1:
+            raise ExportError(f"gives the shape {_text(sizes)}, which depends on the data or twice on the batch")
+        ((lead, count),) = rows.items()
+        merged = count != 1
+        inner = [int(count) if a == lead else int(n) for a, n in enumerate(sizes) if merged or a != lead]
+        return tuple(inner), merged, lead
 
     def add(self, op: str, *inputs: Value | str, **attrs: Any) -> str:
         """Append a node; returns its name."""
@@ -210,10 +225,14 @@ class Converter:
 
     def value(self, name: str, fake: Any = None) -> Value:
         """The program's result (the current node's, or `fake`), held in the graph as `name`."""
-        shape, merged = self.sample(self.node.meta["val"] if fake is None else fake)
+        shape, merged, lead = self.sample(self.node.meta["val"] if fake is None else fake)
         if self.graph.shapes[name] != shape:
             raise ExportError(f"has per-sample shape {self.graph.shapes[name]} where {shape} was traced")
-        return Value(name, shape, merged)
+        known = (self.env.get(n) for n in self.node.all_input_nodes)
+        outer = {v.outer for v in known if isinstance(v, Value) and v.merged} if merged else set()
+        if len(outer) > 1:
+            raise ExportError("combines rows that were merged with the batch in different orders")
+        return Value(name, shape, merged, lead, *outer)
 
     def emit(self, op: str, *inputs: Value | str, **attrs: Any) -> Value:
         """Append the node that gives the program's result."""
@@ -222,15 +241,22 @@ class Converter:
     def reshaped(self, x: Value | str, fake: Any = None) -> Value:
         """`x` in the result's per-sample shape."""
         name = x.name if isinstance(x, Value) else x
-        shape, _ = self.sample(self.node.meta["val"] if fake is None else fake)
+        shape, *_ = self.sample(self.node.meta["val"] if fake is None else fake)
         return self.value(name if self.graph.shapes[name] == shape else self.add("reshape", name, shape=shape), fake)
 
     def axis(self, x: Value, dim: int) -> int:
-        """Per-sample axis of torch's axis `dim`; refuses axis 0."""
+        """Per-sample axis of torch's axis `dim`; refuses the batch's."""
         dim = dim % x.rank
-        if dim == 0:
-            raise ExportError("works along axis 0, the batch: samples must not depend on each other")
-        return dim if x.merged else dim - 1
+        if dim == x.lead:
+            raise ExportError(f"works along axis {dim}, the batch: samples must not depend on each other")
+        return dim if x.merged or dim < x.lead else dim - 1
+
+    def without_batch(self, tensor: Tensor, like: Value) -> Tensor:
+        """A constant that torch would broadcast to `like`, without what it has in the place of the batch."""
+        behind = like.rank - like.lead
+        if tensor.dim() > like.rank or (tensor.dim() >= behind and tensor.shape[-behind] != 1):
+            raise ExportError(f"combines a constant of shape {tuple(tensor.shape)} with the batch axis")
+        return tensor.select(-behind, 0) if tensor.dim() >= behind and not like.merged else tensor
 
     def number(self, value: Any) -> str:
         """A constant of shape ()."""
@@ -248,7 +274,8 @@ class Converter:
     def operand(self, value: Any, like: Value) -> str:
         """An operand of a broadcasting operation, aligned with `like` in per-sample terms."""
         if isinstance(value, Value):
-            if (value.rank, value.merged) != (like.rank, like.merged):
+            mine, other = ((v.rank - v.lead, v.merged) for v in (value, like))
+            if mine != other:
                 raise ExportError(
                     f"combines tensors of {value.rank} and {like.rank} axes (batch included), which would align the "
                     "batch of one with a sample axis of the other; add the missing axes with unsqueeze"
@@ -256,10 +283,7 @@ class Converter:
             return value.name
         if not isinstance(value, Const):
             return self.number(value)
-        tensor = value.tensor
-        if tensor.dim() > like.rank or (tensor.dim() == like.rank and tensor.shape[0] != 1):
-            raise ExportError(f"combines a constant of shape {tuple(tensor.shape)} with the batch axis")
-        return self.constant(value, tensor[0] if tensor.dim() == like.rank and not like.merged else tensor)
+        return self.constant(value, self.without_batch(value.tensor, like))
 
     def binary(self, func: str, a: Any, b: Any) -> str:
         """The name of a broadcast `func`; at least one operand is a Value."""

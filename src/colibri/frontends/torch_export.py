@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from colibri.errors import ExportError
-from colibri.frontends.torch_aten import OPS
 from colibri.frontends.torch_convert import WAY_OUT, Converter, MoeBody, explain
 from colibri.frontends.torch_identify import dense_cost, find_blocks
+from colibri.frontends.torch_layers import OPS
 from colibri.frontends.torch_moe import Block, leaves, register_moe, registered
 from colibri.frontends.torch_report import Imported, Report
 from colibri.frontends.torch_saved import load_program
@@ -39,11 +39,12 @@ RANDOM_ROWS = 32
 
 # Decomposed, these would be many small operations, or would lose the name a refusal should give.
 KEEP = frozenset(
-    {"linear", "matmul", "einsum", "layer_norm", "rms_norm", "group_norm", "scaled_dot_product_attention", "gru",
-     "lstm", "rnn_tanh", "rnn_relu", "silu", "gelu", "elu", "selu", "celu", "mish", "hardtanh", "hardswish",
-     "hardsigmoid", "relu6", "softplus", "leaky_relu", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
-     "conv_transpose2d", "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d",
-     "adaptive_avg_pool2d", "embedding"}
+    {"linear", "matmul", "layer_norm", "rms_norm", "group_norm", "instance_norm", "scaled_dot_product_attention",
+     "gru", "lstm", "rnn_tanh", "rnn_relu", "silu", "gelu", "elu", "selu", "celu", "mish", "hardtanh", "hardswish",
+     "hardsigmoid", "relu6", "softplus", "leaky_relu", "prelu", "log_sigmoid", "logsumexp", "conv1d", "conv2d",
+     "conv3d", "conv_transpose1d", "conv_transpose2d", "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d",
+     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool1d", "adaptive_max_pool2d", "embedding",
+     "one_hot", "upsample_nearest1d", "upsample_nearest2d", "pad", "unfold"}
 )  # fmt: skip
 
 
@@ -86,7 +87,9 @@ def _from_torch(module: nn.Module, example_inputs: Any, calibration: Any, name: 
         if any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(again, reference[0], strict=True)):
             raise ExportError("the module gives different outputs for the same input in eval mode; take the noise out")
         _verify(graph, work, runs, reference, report)
-    given = [np.concatenate([x.numpy() for x in port]) for port in zip(*(runs[1:] or runs), strict=True)]
+    given = [
+        np.concatenate([x.to(torch.float32).numpy() for x in port]) for port in zip(*(runs[1:] or runs), strict=True)
+    ]
     return Imported(graph, report, given, batch)
 
 
@@ -112,12 +115,14 @@ def _inputs(values: Any, what: str) -> tuple[Tensor, ...]:
         if not isinstance(value, Tensor | np.ndarray):
             raise ExportError(f"{what}: input {n} is a {type(value).__name__}, not a tensor or NumPy array")
         tensor = torch.as_tensor(value).detach()
-        if not tensor.is_floating_point():
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise ExportError(f"{what}: input {n} is {kind}; only float inputs are supported (integer inputs not yet)")
+        kind = str(tensor.dtype).removeprefix("torch.")
+        if tensor.is_complex() or tensor.dtype == torch.bool:
+            raise ExportError(f"{what}: input {n} is {kind}; give floats or integers")
         if tensor.dim() == 0 or tensor.numel() == 0:
             raise ExportError(f"{what}: input {n} has shape {tuple(tensor.shape)}; the first axis must be the batch")
-        tensors.append(tensor.to("cpu", torch.float32))
+        if not tensor.is_floating_point() and int(tensor.abs().max()) > 1 << 24:
+            raise ExportError(f"{what}: input {n} holds integers beyond 2^24, which float32 does not hold; split them")
+        tensors.append(tensor.to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype))
     if not tensors:
         raise ExportError(f"{what}: no input given")
     return tuple(tensors)
@@ -166,12 +171,26 @@ def _convert(
 
 
 def _trace(module: nn.Module, example: Sequence[Tensor], notes: Mapping[str, str]) -> Any:
-    # torch prints the half-made program to stderr when it gives up.
-    with _located(module, "cannot be traced by torch.export", notes), contextlib.redirect_stderr(io.StringIO()):
+    # torch prints the half-made program to stderr when it gives up; its fused attention layer has no parts to see.
+    with (
+        _plain_attention(),
+        _located(module, "cannot be traced by torch.export", notes),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         named = inspect.signature(module.forward).bind(*example).arguments
         free = pytree.tree_map(lambda _: {0: torch.export.Dim.AUTO}, dict(named))
         program = torch.export.export(module, tuple(example), dynamic_shapes=free, strict=False)
         return program.run_decompositions(_decompositions())
+
+
+@contextlib.contextmanager
+def _plain_attention() -> Iterator[None]:
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 @functools.cache
@@ -283,16 +302,11 @@ def _verify(
     graph: Graph, module: nn.Module, runs: list[tuple[Tensor, ...]], reference: list[list[Tensor]], report: Report
 ) -> None:
     """Compare graph and module on the given rows, the first of them alone, and random rows like the example."""
-    generator = torch.Generator().manual_seed(0)
-    random = tuple(
-        x.mean() + (x.std() if x.numel() > 1 else 1.0) * torch.randn(RANDOM_ROWS, *x.shape[1:], generator=generator)
-        for x in runs[0]
-    )
     alone = tuple(x[:1] for x in runs[0])
-    sets = [*zip(runs, reference, strict=True), (alone, _outputs(module, alone)), (random, _outputs(module, random))]
+    sets = [*zip(runs, reference, strict=True), (alone, _outputs(module, alone)), _random_rows(module, runs[0])]
     for row, expected in sets:
         trace = Trace()
-        results = run(graph, [x.numpy() for x in row], trace)
+        results = run(graph, [x.to(torch.float32).numpy() for x in row], trace)
         clear = _clear(graph, trace, len(row[0]))
         report.ambiguous += int((~clear).sum())
         if not clear.any():
@@ -311,6 +325,32 @@ def _verify(
             "in every row some choice of experts is a tie, so nothing could be compared: train the router, or pass "
             "calibration rows on which it decides"
         )
+
+
+def _random_rows(module: nn.Module, example: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+    """Rows of noise like the example, and the module's outputs.
+
+    Where the module cannot be run on noise (ids out of range) and for integers, every number is one of the example's at
+    its place in another row.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def mixed(x: Tensor) -> Tensor:
+        rows = torch.randint(len(x), (RANDOM_ROWS, *x.shape[1:]), generator=generator)
+        return torch.gather(x, 0, rows)
+
+    def noise(x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            return mixed(x)
+        spread = x.std() if x.numel() > 1 else 1.0
+        return x.mean() + spread * torch.randn(RANDOM_ROWS, *x.shape[1:], generator=generator)
+
+    try:
+        rows = tuple(map(noise, example))
+        return rows, _outputs(module, rows)
+    except ExportError:
+        rows = tuple(map(mixed, example))
+        return rows, _outputs(module, rows)
 
 
 def _clear(graph: Graph, trace: Trace, batch: int) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -10,11 +10,15 @@ from collections.abc import Callable
 from colibri.graph import Graph
 from colibri.passes.fold import fold_affine, fold_constants
 from colibri.passes.fuse import fuse_activations
+from colibri.passes.layout import sink_transposes
+from colibri.passes.products import constant_products
 from colibri.passes.tidy import tidy
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "tidy": tidy,
     "constants": fold_constants,
+    "products": constant_products,
+    "layout": sink_transposes,
     "affine": fold_affine,
     "fuse": fuse_activations,
 }

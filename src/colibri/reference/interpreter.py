@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,10 +62,17 @@ def _run(
     # A constant is the same for every sample: a batch axis of 1, stretched only where an operation needs it.
     values = {name: value[None] for name, value in graph.constants.items() if isinstance(value, np.ndarray)}
     values.update(zip(graph.inputs, inputs if source is None else source, strict=True))
+    recurrences = {part.start: part for part in graph.recurrences().values()}
+    inside = range(0)  # the nodes of the last recurrence, which have run
     for n, node in enumerate(graph.nodes):
         if n == len(encoder):  # the source text, which comes first, has been read
             values.update(zip(graph.inputs, inputs, strict=True))
-        args = [values[i] for i in node.inputs if i in values]  # the weight of a linear may be no array
+        if n in recurrences:
+            inside = recurrences[n]
+            _recur(graph, inside, values)
+        if n in inside:
+            continue
+        args = _args(node, values)
         if node.op == "attention" and source is not None:
             y = _attention(node, args, alone=False)
         elif node.op == "moe":
@@ -76,6 +83,33 @@ def _run(
     for name in graph.outputs:
         values[name] = np.broadcast_to(values[name], (batch, *graph.shapes[name]))
     return values
+
+
+def _args(node: Node, values: Mapping[str, Array]) -> list[Array]:
+    return [values[i] for i in node.inputs if i in values]  # the weight of a linear may be no array
+
+
+def _recur(graph: Graph, part: range, values: dict[str, Array]) -> None:
+    """Run a recurrence; each value inside is left with the rows of all steps, sample after sample."""
+    begin, *body, end = graph.nodes[part.start : part.stop]
+    steps = end.attrs["steps"]
+    rows = max(len(values[i]) for node in (begin, *body) for i in node.inputs if i in values)
+    order = range(steps or rows)[:: -1 if end.attrs.get("reverse") else 1]
+    state, seen = values[begin.inputs[0]], []
+    for t in order:
+        # In a stream a step is a sample.
+        now = values if steps else {name: v[t : t + 1] if len(v) == rows else v for name, v in values.items()}
+        now = {**now, begin.output: state}
+        for node in body:
+            y = now[node.inputs[0]][:, t] if node.op == "step" else OPS[node.op](node, _args(node, now), graph)
+            now[node.output] = np.asarray(y, np.float32)
+        state = now[end.output] = now[end.inputs[0]]
+        seen.append(now)
+    for node in (begin, *body, end):
+        found = [step[node.output] for step in seen][:: order.step]
+        batch = max(map(len, found))  # the first state may be a constant, with a batch of one
+        whole = np.stack([np.broadcast_to(row, (batch, *row.shape[1:])) for row in found], axis=1)
+        values[node.output] = whole if node is end and steps else whole.reshape(-1, *whole.shape[2:])
 
 
 def _aligned(args: Sequence[Array]) -> list[Array]:
@@ -127,6 +161,29 @@ def _concat(node: Node, args: list[Array], graph: Graph) -> Array:
 def _expand(node: Node, args: list[Array], graph: Graph) -> Array:
     x, shape = args[0], tuple(node.attrs["shape"])
     return np.broadcast_to(x.reshape(len(x), *(1,) * (len(shape) - x.ndim + 1), *x.shape[1:]), (len(x), *shape))
+
+
+def _window(node: Node, args: list[Array], graph: Graph) -> Array:
+    x, axis = args[0], node.attrs["axis"] % (args[0].ndim - 1) + 1
+    count, size = graph.shapes[node.output][axis - 1 : axis + 1]
+    places = np.arange(count)[:, None] * node.attrs["step"] + np.arange(size) * node.attrs["dilation"]
+    return np.asarray(np.take(x, places, axis=axis))
+
+
+def _matmul(node: Node, args: list[Array], graph: Graph) -> Array:
+    a, b = args
+    batch = max(len(a), len(b))
+    (*_, m, k), n = a.shape, b.shape[-1]
+    left = np.broadcast_to(a, (batch, *a.shape[1:])).reshape(-1, m, k)
+    right = np.broadcast_to(b, (batch, *b.shape[1:])).reshape(-1, k, n)
+    products = [ops.linear(x, np.ascontiguousarray(y.T), None) for x, y in zip(left, right, strict=True)]
+    return np.stack(products).reshape(batch, *a.shape[1:-1], n)
+
+
+def _embed(node: Node, args: list[Array], graph: Graph) -> Array:
+    ids = args[0]
+    rows = sequence.embed(ids.reshape(-1), loaded(graph.constants[node.inputs[1]]))
+    return rows.reshape(len(ids), *graph.shapes[node.output])
 
 
 def _attention(node: Node, args: list[Array], alone: bool) -> Array:
@@ -182,7 +239,9 @@ OPS: dict[str, Callable[[Node, list[Array], Graph], Any]] = {
     "slice": _slice,
     "concat": _concat,
     "expand": _expand,
-    "embed": lambda node, args, graph: sequence.embed(args[0][:, 0], loaded(graph.constants[node.inputs[1]])),
+    "window": _window,
+    "matmul": _matmul,
+    "embed": _embed,
     "rope": lambda node, args, graph: sequence.rope(args[0], args[1][0]),
     "attention": lambda node, args, graph: _attention(node, args, alone=True),
     "delay": lambda node, args, graph: sequence.delay(args[0], node.attrs["steps"]),
