@@ -310,7 +310,8 @@ static uint64_t macs_of(const clb_op *op, uint32_t tokens)
 static int next_fits(scope *s, const clb_op *op, uint32_t left, uint64_t *macs)
 {
     if (op->code == CLB_OP_LOOP) {
-        RETURN_IF(s->looped != 0 || !within(op->dims, 2, 1, CLB_LIMIT) || op->dims[1] > left || op->dims[2] > 1, 0);
+        RETURN_IF(s->looped != 0 || !within(op->dims, 2, 1, CLB_LIMIT) || op->dims[1] > left || op->dims[2] > 1 ||
+                  op->dims[0] > s->model->header->context_bytes / sizeof(float), 0); /* no step without its state */
         s->steps = op->dims[0];
         s->looped = op->dims[1];
         return 1;

@@ -266,6 +266,7 @@ class Editor:
     def set(self, op: int, operand: str, **values: int | str) -> None:
         """Set fields of an operand; a space by name."""
         for name, value in values.items():
+            value = value(self) if callable(value) else value
             self.ops[operand][name][op] = spec.SPACES.index(value) if isinstance(value, str) else value
 
     def case(self, name: str) -> Case:
@@ -931,6 +932,107 @@ rewrite("top2_shared", "tensor off its alignment", "TENSOR", grow("tensors", 0, 
 rewrite("top2_shared", "two ports of one model too long", "HEADER", grow("ports", 1, "floats", 1))
 
 
+# Loops, and products of two computed matrices.
+
+
+def floats_of(e: Editor) -> int:
+    return int(e.header["output_floats"])
+
+
+def loop_macs(e: Editor) -> int:
+    """Multiply-accumulates of the main program outside MoE layers, loops as often as they say."""
+    total, steps, left = 0, 1, 0
+    for op in e.ops[: int(e.header["main_ops"])]:
+        if op["code"] == spec.OPCODES.index("loop"):
+            steps, left = int(op["dims"][0]), int(op["dims"][1])
+            continue
+        if spec.OPCODES[op["code"]].startswith("linear"):
+            total += (steps if left else 1) * int(op["rows"]) * int(op["dims"][0]) * int(op["dims"][1])
+        left -= left > 0
+    return total
+
+
+def loop_attack(name: str, codes: str | tuple[str, ...], change: Attack) -> None:
+    """An attack on a model with loops whose cost the header owns up to."""
+
+    def costed(e: Editor) -> None:
+        before = loop_macs(e)
+        change(e)
+        e.header["worst_macs"] = (int(e.header["worst_macs"]) + loop_macs(e) - before) % (1 << 64)
+
+    rewrite("steps", name, codes, costed)
+
+
+def loop(at: int, value: Any) -> Attack:
+    """Set a size of the first loop: 0 its steps, 1 its operations, 2 its direction."""
+    return lambda e: e.ops["dims"].__setitem__((e.op("loop"), at), value(e) if callable(value) else value)
+
+
+def inside(operand: str, **values: Any) -> Attack:
+    """Set fields of an operand of the last operation in the first loop, which writes the next state."""
+    return lambda e: e.set(e.op("loop") + int(e.ops["dims"][e.op("loop")][1]), operand, **values)
+
+
+def product(operand: str, **values: Any) -> Attack:
+    """Set fields of an operand of the first product of two computed matrices."""
+
+    def change(e: Editor) -> None:
+        n = next(n for n, op in enumerate(e.ops) if op["code"] == 0 and op["w0"] == spec.NONE)
+        e.set(n, operand, **{k: v(e, n) if callable(v) else v for k, v in values.items()})
+
+    return change
+
+
+for _value in (0, 1 << 20, spec.LIMIT, spec.LIMIT + 1, (1 << 32) - 1):
+    loop_attack(f"loop of {_value} steps", "PROGRAM", loop(0, _value))
+    loop_attack(f"loop of {_value} operations", "PROGRAM", loop(1, _value))
+loop_attack("loop of one step", "OK", loop(0, 1))
+loop_attack("loop of one step more", "PROGRAM", loop(0, 7))
+loop_attack("loop the other way", "OK", loop(2, 1))
+loop_attack("loop of no direction", "PROGRAM", loop(2, 2))
+loop_attack("loop of fewer operations", "OK", loop(1, 3))
+loop_attack("loop over another loop", "PROGRAM", loop(1, 12))
+loop_attack("loop over a layer of experts", "PROGRAM", lambda e: (
+    e.ops["dims"].__setitem__((e.op("moe") - 2, 1), 2), e.ops["dims"].__setitem__((e.op("moe") - 2, 0), 1),
+    e.ops["code"].__setitem__(e.op("moe") - 2, spec.OPCODES.index("loop"))))  # fmt: skip
+loop_attack("loop to the end of the program", "PROGRAM", loop(1, lambda e: int(e.header["main_ops"]) - e.op("loop")))
+loop_attack("loop in a text", "PROGRAM", lambda e: e.header.__setitem__("context_tokens", 64))
+loop_attack("loop across the tail", "PROGRAM", put("header", 0, "tail_op", lambda e: e.op("loop") + 2))
+for _stride in (11, 1 << 12, spec.LIMIT, spec.LIMIT + 1, (1 << 32) - 1):
+    loop_attack(f"next states {_stride} apart", "PROGRAM", inside("out", step_stride=_stride))
+    loop_attack(f"states {_stride} apart", ("PROGRAM", "OK") if _stride == 11 else "PROGRAM",
+                inside("a", step_stride=_stride))  # fmt: skip
+loop_attack("every step writes the same state", "OK", inside("out", step_stride=0))
+loop_attack("a step outside loops", "OK", lambda e: e.set(e.op("quantize"), "a", step_stride=1 << 20))
+loop_attack("states into the output beyond its row", "PROGRAM",
+            inside("out", space="output", offset=0, sample_stride=floats_of, step_stride=1 << 10))  # fmt: skip
+loop_attack("states into the input", "PROGRAM", inside("out", space="input", offset=0))
+loop_attack("a loop in an expert over its neighbour's operations", "PROGRAM", lambda e: e.ops["dims"].__setitem__(
+    (e.op("loop", expert=True), 1), 40))  # fmt: skip
+loop_attack("a product without a matrix", "PROGRAM", product("b", space="none"))
+loop_attack("a product with a matrix in the input", ("PROGRAM", "OK"), product("b", space="input", offset=0))
+loop_attack("a product with a constant matrix", "PROGRAM", product("b", space="const", offset=0))
+loop_attack("a matrix that ends behind the context", "PROGRAM",
+            product("b", offset=lambda e, n: int(e.header["context_bytes"]) // 64 * 64 - 64))  # fmt: skip
+loop_attack("matrices far apart", "PROGRAM", product("b", sample_stride=1 << 20))
+loop_attack("a matrix in the context's head", "PROGRAM", product("b", offset=0))
+
+
+def matrix_sized(at: int, value: int) -> Attack:
+    """Set the columns (0) or rows (1) of the first computed matrix."""
+
+    def change(e: Editor) -> None:
+        n = next(n for n, op in enumerate(e.ops) if op["code"] == 0 and op["w0"] == spec.NONE)
+        e.ops["dims"][n][at] = value
+
+    return change
+
+
+for _size in (0, 1 << 16, spec.LIMIT, spec.LIMIT + 1, (1 << 32) - 1):
+    for _at, _name in enumerate(("columns", "rows")):
+        loop_attack(f"a computed matrix of {_size} {_name}", "PROGRAM", matrix_sized(_at, _size))
+
+
 # Language models.
 
 
@@ -955,11 +1057,7 @@ def text_attack(name: str, codes: str | tuple[str, ...], change: Attack, base: s
 
 def of(code: str, operand: str, **values: Any) -> Attack:
     """Set fields of an operand of the first operation `code`; a value may be a function of the editor."""
-
-    def change(e: Editor) -> None:
-        e.set(e.op(code), operand, **{k: v(e) if callable(v) else v for k, v in values.items()})
-
-    return change
+    return lambda e: e.set(e.op(code), operand, **values)
 
 
 def sized(code: str, at: int, value: Any, field: str = "dims") -> Attack:
@@ -969,10 +1067,6 @@ def sized(code: str, at: int, value: Any, field: str = "dims") -> Attack:
         e.ops[field][e.op(code)][at] = value(e) if callable(value) else value
 
     return change
-
-
-def floats_of(e: Editor) -> int:
-    return int(e.header["output_floats"])
 
 
 for _code in ("linear", "rmsnorm", "embed", "moe", "attention"):
@@ -1051,6 +1145,10 @@ for _value in (1 << 20, spec.LIMIT, (1 << 32) - 1):
     text_attack(f"delay of {_value} steps", "PROGRAM", sized("delay", 1, _value))
     text_attack(f"delay of {_value} slots", "PROGRAM", sized("delay", 2, _value))
 _kept = {"offset": lambda e: int(e.ops["work"]["offset"][e.op("delay")]) + 4, "space": "arena", "sample_stride": 0}
+text_attack("delay that only stores", "OK", of("delay", "out", space="none"))
+text_attack("delay that only recalls", "OK", of("delay", "a", space="none"))
+text_attack("delay that stores from a constant", "PROGRAM", of("delay", "a", space="const"))
+text_attack("delay that recalls into the input", "PROGRAM", of("delay", "out", space="input"))
 text_attack("delay of what it keeps", "OK", of("delay", "a", **_kept))
 text_attack(
     "queries out of the cache",
