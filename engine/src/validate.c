@@ -292,6 +292,10 @@ static int op_fits(const scope *s, const clb_op *op)
         return n >= 1 && n <= CLB_LIMIT && is_vector(w0, n) && is_vector(w1, n) && op->b.space == CLB_SPACE_NONE &&
                operand_fits(s, op, &op->a, n, NULL, READ) && operand_fits(s, op, &op->out, n, NULL, WRITE);
     case CLB_OP_REDUCE: return op->b.space == CLB_SPACE_NONE && reduce_fits(s, op);
+    case CLB_OP_LOOP: /* no step without its state in memory */
+        return (op->a.space | op->b.space | op->out.space | op->work.space) == CLB_SPACE_NONE && s->looped == 0 &&
+               within(op->dims, 2, 1, CLB_LIMIT) && op->dims[2] <= 1 &&
+               op->dims[0] <= s->model->header->context_bytes / sizeof(float);
     default: return op->code > CLB_OP_MOE && op->code < CLB_OP_COUNT && sequence_fits(s, op, w0, w1);
     }
 }
@@ -301,22 +305,18 @@ static uint64_t macs_of(const clb_op *op, uint32_t tokens)
 {
     const uint64_t seen = op->code == CLB_OP_ATTENTION ? tokens - clb_first_seen(op, tokens - 1) : 0;
     RETURN_IF(seen != 0, op->rows * ((uint64_t)op->dims[0] + op->dims[1]) * seen);
-    return op->code == CLB_OP_LINEAR || op->code == CLB_OP_LINEAR_Q
-               ? (uint64_t)op->rows * op->dims[0] * op->dims[1]
-               : 0;
+    return op->code == CLB_OP_LINEAR || op->code == CLB_OP_LINEAR_Q ? (uint64_t)op->rows * op->dims[0] * op->dims[1] : 0;
 }
 
 /* The next operation of a program that goes on with `left` more, or a loop of some of these; adds its cost to `*macs`. */
 static int next_fits(scope *s, const clb_op *op, uint32_t left, uint64_t *macs)
 {
+    RETURN_IF((s->looped != 0 && op->code > CLB_OP_LOOP) || !op_fits(s, op), 0);
     if (op->code == CLB_OP_LOOP) {
-        RETURN_IF(s->looped != 0 || !within(op->dims, 2, 1, CLB_LIMIT) || op->dims[1] > left || op->dims[2] > 1 ||
-                  op->dims[0] > s->model->header->context_bytes / sizeof(float), 0); /* no step without its state */
         s->steps = op->dims[0];
         s->looped = op->dims[1];
-        return 1;
+        return s->looped <= left;
     }
-    RETURN_IF((s->looped != 0 && op->code > CLB_OP_LOOP) || !op_fits(s, op), 0);
     *macs += s->steps * macs_of(op, s->model->header->context_tokens);
     s->looped -= s->looped != 0;
     s->steps = s->looped != 0 ? s->steps : 1;

@@ -108,6 +108,9 @@ class Op:
         return [o.place.buffer for o in (self.a, self.b, self.out, self.work) if o.place.buffer is not None]
 
     def __str__(self) -> str:
+        if self.code == "loop":
+            order = ", the last first" if self.dims[2] else ""
+            return f"loop over the next {self.dims[1]} operations, {self.dims[0]} steps{order}"
         name = self.code if self.func == "identity" else f"{self.code}.{self.func}"
         used = [o for o in (self.a, self.b) if o.place.space != "none"]
         weights = "".join(f", {w.name}" for w in (self.w0, self.w1, self.w2) if w is not None)

@@ -603,7 +603,7 @@ def _repeat(c: Converter, x: Any, repeats: list[Any]) -> Value:
         times = [*(1,) * (len(shape) - row.dim()), *row.shape]
         return c.value(c.constant(x, row.repeat([n // t for n, t in zip(shape, times, strict=True)]), ".repeated"))
     name, own = x.name, (*(1,) * (len(shape) - len(x.shape)), *x.shape)
-    if merged != x.merged:
+    if merged != x.merged or (merged and shape[lead] != x.shape[x.lead]):
         raise ExportError("repeats the batch itself")
     name = name if own == x.shape else c.add("reshape", name, shape=own)
     for axis, (n, of) in enumerate(zip(shape, own, strict=True)):
