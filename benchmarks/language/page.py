@@ -256,8 +256,8 @@ def _method(speed: Data) -> str:
 - llama.cpp has its defaults: it may copy weights into an order its kernels like better, chunks of 512 tokens, flash
   attention as it decides. Colibri: `export_lm`'s defaults (int8 activations, chunks of {CHUNK} tokens), cache fp16
   unless said otherwise. Contexts of 4,352 tokens on both sides.
-- Weights are random, of sizes that keep the residual stream as a trained model's is (`shapes.deviation`), so that routes
-  depend on the token: a text of {TEXT} tokens touches {_touched(speed)} of Colibri's weights.
+- Weights are random, of sizes that keep the residual stream as a trained model's is (`shapes.deviation`), so that
+  routes depend on the token: a text of {TEXT} tokens touches {_touched(speed)} of Colibri's weights.
 
 ```sh
 python benchmarks/language/run.py --publish

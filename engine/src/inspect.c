@@ -30,9 +30,6 @@ static int known(int error) { return error >= 0 && error < (int)(sizeof error_ta
 
 const char *colibri_error_name(int error) { return known(error) ? error_table[error][0] : "COLIBRI_ERR_UNKNOWN"; }
 
-const char *colibri_error_text(int error)
-{
-    return known(error) ? error_table[error][1] : "not an error code of this engine";
-}
+const char *colibri_error_text(int error) { return known(error) ? error_table[error][1] : "no error code of this engine"; }
 
 const char *colibri_version(void) { return COLIBRI_VERSION; }

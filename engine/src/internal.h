@@ -207,14 +207,13 @@ typedef struct {
 } clb_gate;
 
 /* moe.c: route and combine. `route` turns one token's logits into its k experts, best first, and their weights; `program`
- * runs expert `expert` of the model on a tile of `count` tokens. Where an operand outside experts begins, and where its row
- * `token` is. */
+ * runs expert `expert` of the model on a tile of `count` tokens. Where row `token` of an operand is, whose space begins at
+ * `base`. */
 typedef void clb_router(const clb_layer *layer, const clb_gate *gate, const float *logits, int32_t *experts,
                         float *weights);
 typedef void clb_program(uint32_t expert, uint32_t count, clb_frame *frame);
 CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *route, clb_program *program,
                           uint32_t samples, const clb_frame *frame);
-CLB_WALK const float *clb_base_of(const clb_operand *v, const clb_frame *frame);
 CLB_WALK float *clb_row_of(const clb_operand *v, const float *base, uint32_t rows, size_t token);
 
 /* routing.c: layer->experts logits; words of scratch: a score for each expert, with a bias or groups 4 */
@@ -262,8 +261,7 @@ static inline uint32_t clb_ceil(uint32_t n, uint32_t by) { return n / by + (n % 
 /* The first position that attention's token at `last` sees. */
 static inline uint32_t clb_first_seen(const clb_op *op, uint32_t last)
 {
-    const uint32_t window = op->sa[0];
-    return window == 0 || last < window ? 0 : last + 1 - window;
+    return op->sa[0] == 0 || last < op->sa[0] ? 0 : last + 1 - op->sa[0];
 }
 
 static inline uint32_t clb_rows(const clb_tile *tile) { return CLB_TILE == 1 ? 1 : tile->rows; }

@@ -87,11 +87,10 @@ CLB_STATIC_WALK void multiply_by(const void *blocks, uint32_t layout, const clb_
 
 CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples, const clb_frame *frame)
 {
-    if (!CLB_USED_COMPUTED || op->b.space == CLB_SPACE_NONE) {
-        multiply_by(clb_tensor_at(frame, op->w0), frame->tensors[op->w0].layout, op, first, samples, frame);
-        return;
-    }
-    for (uint32_t s = first; s < samples; ++s) { /* each has a matrix of its own */
-        multiply_by(clb_locate(&op->b, frame, NULL, s, 0), CLB_LAYOUT_ROWS8_F32, op, s, s + 1, frame);
+    const int computed = CLB_USED_COMPUTED && op->b.space != CLB_SPACE_NONE; /* each sample has a matrix of its own */
+    for (uint32_t s = first, end; s < samples; s = end) {
+        const void *matrix = computed ? clb_locate(&op->b, frame, NULL, s, 0) : (const void *)clb_tensor_at(frame, op->w0);
+        end = computed ? s + 1 : samples;
+        multiply_by(matrix, computed ? CLB_LAYOUT_ROWS8_F32 : frame->tensors[op->w0].layout, op, s, end, frame);
     }
 }

@@ -31,11 +31,10 @@ CLB_WALK float *clb_row_of(const clb_operand *v, const float *base, uint32_t row
            token % rows * v->row_stride;
 }
 
-CLB_WALK const float *clb_base_of(const clb_operand *v, const clb_frame *frame)
+/* Where an operand's space begins, for clb_row_of. */
+CLB_STATIC_WALK const float *base_of(const clb_operand *v, const clb_frame *frame)
 {
-    return v->space == CLB_SPACE_ARENA    ? (const float *)(const void *)frame->arena
-           : v->space == CLB_SPACE_OUTPUT ? frame->output
-                                          : frame->input;
+    return clb_locate(v, frame, NULL, 0, 0) - v->offset / sizeof(float);
 }
 
 /* Take from their experts the choices beyond a capacity, in order, of each of the choices' equal `parts` by itself. */
@@ -75,7 +74,7 @@ CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *
     const colibri_context_t *ctx = frame->ctx;
     const uint32_t k = layer->k, rows = op->rows;
     const size_t tokens = (size_t)samples * rows, choices = tokens * k;
-    const float *x = clb_base_of(&op->a, frame), *logits = clb_base_of(&op->b, frame), *y = clb_base_of(&op->out, frame);
+    const float *x = base_of(&op->a, frame), *logits = base_of(&op->b, frame), *y = base_of(&op->out, frame);
     const workspace w = workspace_at(frame->arena + op->work.offset, layer, choices);
 
     const clb_gate gate = {(const float *)(const void *)clb_tensor_at(frame, op->w1),

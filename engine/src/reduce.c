@@ -34,21 +34,40 @@ static float largest(const float *x, size_t stride, size_t n)
     return best;
 }
 
+enum { SIDE = CLB_SCALAR ? 1 : 16 }; /* sums taken together where they lie side by side */
+
+/* SIDE sums of n rows `stride` apart, each as clb_lane_sum has it, at the beginning of `lanes`. */
+static void side_sums(const float *x, size_t stride, size_t n, float lanes[CLB_LANES * SIDE])
+{
+    memset(lanes, 0, CLB_LANES * SIDE * sizeof *lanes);
+    for (size_t i = 0; i < n; ++i) {
+        for (size_t j = 0; j < SIDE; ++j) {
+            lanes[i % CLB_LANES * SIDE + j] += x[i * stride + j];
+        }
+    }
+    for (size_t half = CLB_LANES * SIDE / 2; half >= SIDE; half /= 2) {
+        for (size_t j = 0; j < half; ++j) {
+            lanes[j] += lanes[half + j];
+        }
+    }
+}
+
 CLB_WALK void clb_reduce(const clb_op *op, const clb_tile *tile)
 {
-    const size_t n = op->dims[1], stride = op->sa[1];
+    const size_t n = op->dims[1], stride = op->sa[1], inner = op->dims[2];
+    const int sums = op->func != CLB_REDUCE_MAX, wide = SIDE > 1 && sums && op->sa[2] == 1;
+    float lanes[CLB_LANES * SIDE];
     for (uint32_t row = 0; row < tile->rows; ++row) {
-        for (size_t i = 0; i < op->dims[0]; ++i) {
-            for (size_t j = 0; j < op->dims[2]; ++j) {
-                const float *x = tile->a[row] + i * op->sa[0] + j * op->sa[2];
-                float *y = tile->out[row] + i * op->so[0] + j * op->so[2];
-                if (op->func == CLB_REDUCE_MAX) {
-                    *y = largest(x, stride, n);
-                } else {
-                    const float sum = clb_lane_sum(x, stride, n);
-                    *y = op->func == CLB_REDUCE_MEAN ? sum / (float)n : sum;
-                }
+        for (size_t k = 0; k < op->dims[0] * inner; ++k) {
+            const size_t i = k / inner, j = k % inner;
+            const float *x = tile->a[row] + i * op->sa[0] + j * op->sa[2];
+            float *y = tile->out[row] + i * op->so[0] + j * op->so[2];
+            const int together = wide && j / SIDE < inner / SIDE;
+            if (together && j % SIDE == 0) {
+                side_sums(x, stride, n, lanes);
             }
+            const float sum = together ? lanes[j % SIDE] : sums ? clb_lane_sum(x, stride, n) : largest(x, stride, n);
+            *y = op->func == CLB_REDUCE_MEAN ? sum / (float)n : sum;
         }
     }
 }
@@ -61,7 +80,7 @@ CLB_WALK void clb_softmax(const clb_op *op, const clb_tile *tile)
         for (uint32_t i = 0; i < n; ++i) {
             y[i] = tile->a[row][i];
         }
-        const float sum = clb_exp_sum(y, n, NULL);
+        const float sum = clb_exp_sum(y, n, CLB_SCALAR ? NULL : tile->kernels);
         for (uint32_t i = 0; i < n; ++i) {
             y[i] /= sum;
         }

@@ -39,10 +39,7 @@ static uint8_t *keys_at(const cache *c, uint32_t head, uint32_t page)
 }
 
 /* The scales of a page's values, a number a position: int8 only. */
-static float *scales_at(const cache *c, uint8_t *page)
-{
-    return (float *)(void *)(page + c->page - CLB_PAGE * sizeof(float));
-}
+static float *scales_at(const cache *c, uint8_t *page) { return (float *)(void *)(page + c->page) - CLB_PAGE; }
 
 /* A key as row `slot` of a page's keys, or a value as column `slot` of its values; as int8 max|x| becomes 127, and `scale`
  * undoes it. */

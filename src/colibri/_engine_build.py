@@ -80,7 +80,7 @@ static void record_logits(recording *r, int layer, size_t tokens)
         ++op;
     }
     const clb_frame frame = {.arena = (uint8_t *)(uintptr_t)r->ctx, .input = r->input, .output = r->output};
-    const float *base = clb_base_of(&op->b, &frame);
+    const float *base = clb_locate(&op->b, &frame, NULL, 0, 0) - op->b.offset / sizeof(float);
     const size_t experts = model.layers[layer].experts;
     for (size_t t = 0; t < tokens; ++t) {
         memcpy(r->logits, clb_row_of(&op->b, base, op->rows, t), experts * sizeof *r->logits);

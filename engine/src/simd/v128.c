@@ -25,10 +25,7 @@ typedef struct { words half[2]; } vi;
 V vf broadcast(const float *p) { return (vf){{{*p, *p, *p, *p}, {*p, *p, *p, *p}}}; }
 V vf add(vf a, vf b) { return (vf){{a.half[0] + b.half[0], a.half[1] + b.half[1]}}; }
 V vf mul(vf a, vf b) { return (vf){{a.half[0] * b.half[0], a.half[1] * b.half[1]}}; }
-V vf to_float(vi v)
-{
-    return (vf){{__builtin_convertvector(v.half[0], floats), __builtin_convertvector(v.half[1], floats)}};
-}
+V vf to_float(vi v) { return (vf){{__builtin_convertvector(v.half[0], floats), __builtin_convertvector(v.half[1], floats)}}; }
 V vi same(int32_t n) { return (vi){{{n, n, n, n}, {n, n, n, n}}}; }
 
 V vf f32_at(place p)
@@ -119,10 +116,8 @@ V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
     }
     return sum;
 }
-V vi q8_end(q8sum sum)
-{
-    return (vi){{(words)vpaddq_s32(sum.pair[0], sum.pair[1]), (words)vpaddq_s32(sum.pair[2], sum.pair[3])}};
-}
+V words paired(const int32x4_t *pair) { return (words)vpaddq_s32(pair[0], pair[1]); }
+V vi q8_end(q8sum sum) { return (vi){{paired(sum.pair), paired(sum.pair + 2)}}; }
 
 #endif
 

@@ -77,6 +77,8 @@ def _used(package: Package) -> Iterable[tuple[str, set[int]]]:
         if op["code"] == code["attention"]:
             found["PRODUCTS"].add(spec.LAYOUTS.index(layouts.CACHE_LAYOUTS[spec.ENUMS["cache"][op["func"]]]))
             unary.add(spec.ENUMS["unary"].index("exp"))
+        if op["code"] == code["softmax"]:
+            unary.add(spec.ENUMS["unary"].index("exp"))
         if op["code"] == code["map2"]:
             found["BINARY"].add(int(op["func"]))
         if op["code"] in (code["linear"], code["linear_q"], code["map1"]):

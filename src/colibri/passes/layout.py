@@ -17,7 +17,7 @@ def sink_transposes(graph: Graph) -> Graph:
     """Elementwise operations, reductions, slices, joins and windows run on the value before it is transposed.
 
     Bits stay the same. A convolution's channels then stay last from one layer to the next, so that its bias, a batch
-    norm and an activation behind it follow the product directly.
+    norm and an activation behind it follow the product directly. What moves an input stays in front of everything.
     """
     if graph.context:
         return graph
@@ -38,6 +38,8 @@ def sink_transposes(graph: Graph) -> Graph:
         sources = [_before(new, i, t, perm, node.op == "binary") for i, t in zip(inputs, turned, strict=True)]
         if any(s is None for s in sources):
             return None
+        if node.op in ("concat", "window") and _given(new, first.inputs[0]):
+            return None  # what comes from the caller is turned where its border is put around it
         if node.op == "binary" and graph.shapes[node.output] != new.shapes[first.output]:
             return None
         attrs, after = _SINKS[node.op](node, perm)
@@ -45,6 +47,16 @@ def sink_transposes(graph: Graph) -> Graph:
         return _transposed(new, moved, after, node.output)
 
     return rebuild(graph, sink_transposes, rewrite)
+
+
+def _given(graph: Graph, name: str) -> bool:
+    """Whether a value is an input, or a look at one."""
+    while name not in graph.inputs:
+        node = next((n for n in graph.nodes if n.output == name), None)
+        if node is None or node.op not in ("reshape", "transpose", "slice", "expand", "concat", "window"):
+            return False
+        name = node.inputs[-1] if node.inputs[0] in graph.constants else node.inputs[0]
+    return True
 
 
 def _transposed(graph: Graph, name: str, perm: Perm, output: str) -> str:
