@@ -104,13 +104,16 @@ class Report:
 
     def recognition(self) -> str:
         """What each block was taken for, with its evidence, every candidate that was rejected, and the warnings."""
-        lines = [str(block) for block in self.blocks] or ["no Mixture-of-Experts block recognised"]
-        lines += [str(rejected) for rejected in self.rejected]
-        return "\n".join(lines + [f"warning: {warning}" for warning in self.warnings])
+        return "\n".join(self._found(explain=True))
 
-    def __str__(self) -> str:
+    def _found(self, explain: bool) -> list[str]:
         lines = [str(block) for block in self.blocks] or ["no Mixture-of-Experts block recognised"]
-        lines += [f"warning: {warning}" for warning in self.warnings]
+        lines += [str(rejected) for rejected in self.rejected] if explain else []
+        return lines + [f"warning: {warning}" for warning in self.warnings]
+
+    def text(self, explain: bool = False) -> str:
+        """The report for a reader; `explain`: with the candidates that were rejected."""
+        lines = self._found(explain)
         left_out = f", {self.ambiguous} ambiguous left out" if self.ambiguous else ""
         lines.append(f"the graph equals the module to {self.error:.1e} relative over {self.rows} rows{left_out}")
         if self.pruning is not None and self.pruning.experts:
@@ -118,6 +121,9 @@ class Report:
         if self.quality is not None:
             lines.append(str(self.quality))
         return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text()
 
 
 class Imported(NamedTuple):

@@ -61,7 +61,12 @@ def clear_choices(logits: Tensor, router: Router, margin: float) -> Tensor:
         kept = torch.zeros_like(ranks).scatter(1, ranks.topk(router.kept_groups).indices, 1.0)
         keys = torch.where(kept.repeat_interleave(parts.shape[-1], 1) > 0, keys, -math.inf)
     clear &= torch.isfinite(keys.topk(router.k).values).all(-1)
-    return clear & _apart(keys, size, router.k, margin) if router.k < router.experts else clear
+    if router.k < router.experts:
+        apart = _apart(keys, size, router.k, margin)
+        if not router.keyed and router.normalize in ("none", "sum"):  # it does not matter which are chosen for nothing
+            apart |= p.topk(router.k).values[:, -1] == 0
+        clear &= apart
+    return clear
 
 
 def _apart(keys: Tensor, size: Tensor, k: int, margin: float) -> Tensor:
