@@ -376,5 +376,3 @@ class Vmapped(nn.Module):
         every = torch.func.vmap(run)(params).movedim(0, -2)
         index = chosen.unsqueeze(-1).expand(*chosen.shape, DIM)
         return every.gather(-2, index).squeeze(-2) * weights
-
-

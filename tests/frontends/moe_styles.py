@@ -670,7 +670,10 @@ class Interleaved(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.gate = nn.Linear(DIM, 4)
-        self.gate_up, self.gate_up_bias = nn.Parameter(torch.randn(4, DIM, 2 * HIDDEN)), nn.Parameter(torch.randn(4, 24))
+        self.gate_up, self.gate_up_bias = (
+            nn.Parameter(torch.randn(4, DIM, 2 * HIDDEN)),
+            nn.Parameter(torch.randn(4, 24)),
+        )
         self.down, self.down_bias = nn.Parameter(torch.randn(4, HIDDEN, DIM)), nn.Parameter(torch.randn(4, DIM))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -64,14 +64,12 @@ class Rows:
         self.usable = not token or len({shape[:-1] for shape in shapes}) == 1
         self.per_sample = math.prod(shapes[0][1:-1]) if token else 1  # rows in a sample
         self.widths = [shape[-1] if token else math.prod(shape[1:]) for shape in shapes]
-        results = pytree.tree_leaves(calls.result)
+        results = [y for y in pytree.tree_leaves(calls.result) if isinstance(y, Tensor)]
         count = len(calls.seen[0][0]) * self.per_sample
-        fits = [isinstance(y, Tensor) and y.is_floating_point() and rows_of(y, count) is not None for y in results]
-        self.usable &= any(fits)
-        self.main = fits.index(True) if self.usable else 0  # of the results, the first with one row for each row
-        tensors = [n for n, y in enumerate(results) if isinstance(y, Tensor)]
-        self.tensors = len(tensors)
-        self.main_tensor = tensors.index(self.main) if self.usable else 0  # its place among the tensors
+        self.results = len(results)
+        self.fitting = [n for n, y in enumerate(results) if y.is_floating_point() and rows_of(y, count) is not None]
+        self.usable &= bool(self.fitting)
+        self.main = next(iter(self.fitting), 0)  # of the tensors returned, the one that is the block's output
 
     def joined(self, inputs: Sequence[Tensor]) -> Tensor:
         """The rows (n, width) that are in the module's inputs."""
@@ -81,7 +79,9 @@ class Rows:
     def split(self, rows: Tensor) -> list[Tensor]:
         """The module's inputs made of whole samples' rows."""
         samples = len(rows) // self.per_sample
-        return [part.reshape(samples, *inner) for part, inner in zip(rows.split(self.widths, 1), self.inner, strict=True)]
+        return [
+            part.reshape(samples, *inner) for part, inner in zip(rows.split(self.widths, 1), self.inner, strict=True)
+        ]
 
     @property
     def real(self) -> Tensor:
@@ -93,15 +93,12 @@ class Rows:
         samples = -(-max(len(rows), at_least) // self.per_sample)
         return rows[torch.arange(samples * self.per_sample) % len(rows)]
 
-    def results(self, inputs: Sequence[Tensor]) -> list[Any]:
-        """What the module returns, flattened."""
-        args, kwargs = self.calls.arguments(inputs)
-        return pytree.tree_leaves(self.calls.module(*args, **kwargs))
-
     def __call__(self, rows: Tensor) -> Tensor:
         """The module's output (n, out) for rows (n, width)."""
         whole = self.whole(rows)
-        y = rows_of(self.results(self.split(whole))[self.main], len(whole))
+        args, kwargs = self.calls.arguments(self.split(whole))
+        results = [y for y in pytree.tree_leaves(self.calls.module(*args, **kwargs)) if isinstance(y, Tensor)]
+        y = rows_of(results[self.main], len(whole))
         if y is None:
             raise ValueError("its output has not one row for each row of its input")
         return y[: len(rows)]
@@ -111,14 +108,14 @@ class Rows:
     ) -> Recording:
         """A recording of the module on whole samples' rows."""
         recording = Recording(self.calls.module, experts, drive, outputs)
-        recording.run(*self.calls.arguments(self.split(rows)))
+        recording.run(*self.calls.arguments(self.split(rows.clone())))  # a module may write to its input
         return recording
 
     def dependence(self, rows: Tensor) -> str | None:
         """Why the output is no function of one row at a time, or None if it is one."""
         y = self(rows)
         if any(not torch.equal(y, self(rows)) for _ in range(3)):
-            return "its output is random in eval mode"
+            return "its output is random in eval mode, or depends on earlier calls"
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1))
         others = rows.clone()
         others[1:] = rows[order][1:] * 0.5

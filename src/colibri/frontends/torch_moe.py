@@ -116,9 +116,8 @@ class Surroundings(Protocol):
 class Block:
     """A claim about a module: it computes Σ w·expert(z) amid its `around`, w being the `router`'s.
 
-    z, the logits and the mixture have one row for each of `rows`. `shared_rows` of them, a sample's, share what
-    capacity the experts have. `nested`: experts hold blocks themselves, so all run in the main program, and the
-    mixture chooses among their outputs.
+    z, the logits and the mixture have one row for each of `rows`. `nested`: experts hold blocks themselves, so all run in
+    the main program, and the mixture chooses among their outputs.
     """
 
     path: str
@@ -133,11 +132,6 @@ class Block:
     body: str | None = None
     nested: bool = False
     finding: BlockFinding | None = None
-
-    @property
-    def shared_rows(self) -> int:
-        """How many rows a sample has."""
-        return self.rows.per_sample
 
     def leaf(self, number: int) -> Mixture:
         """The mixture as one operation, numbered `number`."""

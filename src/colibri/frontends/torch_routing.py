@@ -208,9 +208,7 @@ def _epsilon(total: Tensor, sums: Tensor, normalize: str) -> float:
     return _round(epsilon, 1e-3)
 
 
-def _scaled(
-    router: Router, ours: Tensor, theirs: Tensor, chosen: Tensor, vectors: Mapping[str, Tensor]
-) -> Proposal:
+def _scaled(router: Router, ours: Tensor, theirs: Tensor, chosen: Tensor, vectors: Mapping[str, Tensor]) -> Proposal:
     """The router with the scale, of all experts or of each, that comes nearest."""
     large = chosen & (ours.abs() > 1e-3 * ours.abs().amax(1, keepdim=True)) & (ours != 0)
     ratio = theirs / torch.where(large, ours, 1.0)

@@ -68,7 +68,7 @@ class Call:
 
 
 Place = tuple[int, int, bool]  # call, counted from the end where negative; result or (True) argument of it
-Drive = Mapping[tuple[int, int], Tensor]  # (call, result) -> what it is to return instead
+Drive = Mapping[tuple[int, int], Tensor]  # (call, which of its results) -> what it is to be instead
 
 
 class Recording(TorchFunctionMode):
@@ -91,8 +91,10 @@ class Recording(TorchFunctionMode):
         self.constants: list[Tensor] = []  # neither held by a module nor computed here
         self.samples = 0
         self._held = {id(t): Held(m, name) for m in module.modules() for name, t in _own(m)}
-        self._current: dict[int, int] = {}
-        self._sharing: dict[int, list[Tensor]] = {}  # by storage; keeps every tensor alive, so that ids stay unique
+        self._current: dict[int, int] = {}  # the value of a tensor, by id,
+        self._seen: dict[int, int] = {}  # and how often its storage had been written to then
+        self._writes: dict[int, tuple[int, Tensor]] = {}  # of a storage, how often, and through which tensor last
+        self._alive: list[Tensor] = []  # so that ids and storages stay unique
         self._paths: list[str] = [""]
         self._paused = False
 
@@ -118,13 +120,20 @@ class Recording(TorchFunctionMode):
         result = func(*args, **kwargs)
         changed = [t for t, version in zip(tensors.values(), versions, strict=True) if t._version != version]
         flat, spec = pytree.tree_flatten(result)
-        if changed or any(isinstance(leaf, Tensor) for leaf in flat):
-            at = len(self.calls)
-            driven = [self.drive.get((at, n), leaf) for n, leaf in enumerate(flat)]
-            self._enter(func, named, [leaf for leaf in driven if isinstance(leaf, Tensor)], changed)
-            if self.drive and any(a is not b for a, b in zip(driven, flat, strict=True)):
-                return pytree.tree_unflatten(driven, spec)
-        return result
+        if not changed and not any(isinstance(leaf, Tensor) for leaf in flat):
+            return result
+        at, slot = len(self.calls), len(changed)
+        for n, tensor in enumerate(changed):
+            if (at, n) in self.drive:
+                tensor.copy_(self.drive[at, n])
+        driven = False
+        for n, leaf in enumerate(flat):
+            if isinstance(leaf, Tensor):
+                driven |= (at, slot) in self.drive
+                flat[n] = self.drive.get((at, slot), leaf)
+                slot += 1
+        self._enter(func, named, [leaf for leaf in flat if isinstance(leaf, Tensor)], changed)
+        return pytree.tree_unflatten(flat, spec) if driven else result
 
     # --- names --------------------------------------------------------------------------------------------------------
 
@@ -132,51 +141,45 @@ class Recording(TorchFunctionMode):
         if not isinstance(leaf, Tensor):
             return leaf
         if id(leaf) in self._current:
+            writes, writer = self._writes.get(_storage(leaf), (0, leaf))
+            if self._seen[id(leaf)] != writes:
+                self._reread(leaf, writer)
             return Ref(self._current[id(leaf)])
         if id(leaf) not in self._held:
             self.constants.append(leaf)
             return leaf
         return self._held[id(leaf)]
 
+    def _reread(self, tensor: Tensor, writer: Tensor) -> None:
+        """Its storage has been written to through another tensor: the value is that one's, seen in this shape."""
+        at, source = len(self.calls), self._current.get(id(writer))
+        whole = tensor.is_contiguous() and writer.is_contiguous() and tensor.numel() == writer.numel()
+        known = whole and source is not None
+        args = ((Ref(source), tuple(tensor.shape)), {}) if source is not None else ((), {})
+        self.calls.append(Call(torch.Tensor.reshape if known else OVERWRITTEN, args, self._paths[-1]))
+        self.calls[-1].results.append(self._value(tensor, at, 0))
+
     def _value(self, tensor: Tensor, call: int, slot: int) -> int:
         number = len(self.values)
         self.values.append(tensor.detach().clone())
         self.origin.append((call, slot))
         self._current[id(tensor)] = number
-        if tensor.numel():
-            sharing = self._sharing.setdefault(tensor.untyped_storage().data_ptr(), [])
-            if not any(t is tensor for t in sharing):
-                sharing.append(tensor)
+        self._seen[id(tensor)] = self._writes.get(_storage(tensor), (0, tensor))[0]
+        self._alive.append(tensor)
         return number
 
     def _enter(self, func: Any, named: Any, results: Sequence[Tensor], changed: Sequence[Tensor]) -> None:
         call = Call(func, named, self._paths[-1])
         at = len(self.calls)
         self.calls.append(call)
+        call.changed += [self._current.get(id(tensor)) for tensor in changed]
         for tensor in changed:
-            call.changed.append(self._current.get(id(tensor)))
+            self._writes[_storage(tensor)] = (self._writes.get(_storage(tensor), (0, tensor))[0] + 1, tensor)
             call.results.append(self._value(tensor, at, len(call.results)))
         overwritten = {id(t) for t in changed}
         for tensor in results:
             again = id(tensor) in overwritten
-            call.results.append(
-                self._current[id(tensor)] if again else self._value(tensor, at, len(call.results))
-            )
-        for tensor in changed:
-            self._refresh(tensor, overwritten)
-
-    def _refresh(self, changed: Tensor, fresh: set[int]) -> None:
-        """Other tensors that share the storage have changed as well."""
-        if not changed.numel():
-            return
-        for other in self._sharing.get(changed.untyped_storage().data_ptr(), []):
-            if id(other) in fresh:
-                continue
-            at = len(self.calls)
-            whole = other.is_contiguous() and changed.is_contiguous() and other.numel() == changed.numel()
-            args = ((Ref(self._current[id(changed)]), tuple(other.shape)), {})
-            self.calls.append(Call(torch.Tensor.reshape if whole else OVERWRITTEN, args, self._paths[-1]))
-            self.calls[-1].results.append(self._value(other, at, 0))
+            call.results.append(self._current[id(tensor)] if again else self._value(tensor, at, len(call.results)))
 
     # --- modules ------------------------------------------------------------------------------------------------------
 
@@ -210,6 +213,7 @@ class Recording(TorchFunctionMode):
                 given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
                 if not isinstance(y, Tensor) or not given:
                     return y
+                y = y.view_as(y) if any(y is t for t in given) else y
                 self.used.append((number, given[0].detach().clone(), y.detach().clone()))
                 y = y if self.outputs is None else self.outputs(number, y)
                 self._enter(Expert(number), named, [y], [])
@@ -232,6 +236,10 @@ def replaced(module: nn.Module, by: Callable[[Callable[..., Any]], Callable[...,
         del module.forward
         if held is not None:
             module.forward = held
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.numel() else 0
 
 
 def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

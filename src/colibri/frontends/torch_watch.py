@@ -41,6 +41,7 @@ class Probe:
         self.tokens, more = (torch.randn(n, width, generator=torch.Generator().manual_seed(n)) for n in counts)
         self.seen = self.record()
         self.program = Program(self.seen, rows.record(more, experts))
+        rows.main = next((n for n in rows.fitting if self._of_experts(self.program.outputs[n])), rows.main)
 
     def record(self, outputs: object = None) -> Recording:
         """A recording on the probe's tokens; `outputs` replaces what the experts give."""
@@ -76,7 +77,7 @@ class Probe:
         """Values whose rows have this width and that need no expert, the first of those that are equal."""
         found: dict[bytes, int] = {}
         for value, (call, _) in enumerate(self.program.one.origin):
-            if call >= self.program.first or self.program.one.calls[call].changed or self.width(value) != width:
+            if call >= self.program.first or self.width(value) != width:
                 continue
             calls = self.program.needed([value])
             if calls is None or self._reads_stacks(calls):
@@ -102,7 +103,11 @@ class Probe:
     @property
     def output(self) -> int | None:
         """The value that is the block's main output."""
-        return self.program.outputs[self.rows.main_tensor]
+        return self.program.outputs[self.rows.main]
+
+    def _of_experts(self, output: int | None) -> bool:
+        calls = None if output is None else self.program.needed([output])
+        return calls is None or self._reads_stacks(calls)
 
     def _reads_stacks(self, calls: Sequence[int]) -> bool:
         return any(id(tensor) in self._stacked for tensor in self.program.tensors(calls))
@@ -123,8 +128,8 @@ class Probe:
 class Watched:
     """The block's own calls before and after its experts.
 
-    The values `logits` and `input` follow from the block's inputs, its outputs from the value `mixture`; `base` is added
-    to the mixture where the experts' outputs are added to something that was there before.
+    The values `logits` and `z` follow from the block's inputs, its outputs from the value `mixture`; `base` is added to
+    the mixture where the experts' outputs are added to something that was there before.
     """
 
     def __init__(self, probe: Probe, logits: int, z: int, mixture: int, base: int | None) -> None:
@@ -164,7 +169,9 @@ class Watched:
     def describe(self) -> tuple[str, str, list[str]]:
         """The logits, the experts' input, and what comes after, in words."""
         before = set(self._before())
-        named = [self.program.describe(self.program.one.calls[n].results[-1]) for n in self._behind() if n not in before]
+        named = [
+            self.program.describe(self.program.one.calls[n].results[-1]) for n in self._behind() if n not in before
+        ]
         after = [name for name in dict.fromkeys(named) if name != "x"]
         after = ([f"added to {self.program.describe(b)}" for b in self._bases]) + after
         return self.program.describe(self.logits), self.program.describe(self.z), after
