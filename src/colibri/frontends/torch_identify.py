@@ -70,23 +70,27 @@ def _within(path: str, outer: str) -> bool:
 
 
 class _Settled:
-    """The modules and tensors that belong to blocks already found, those inside experts aside."""
+    """The modules and tensors that belong to blocks already found."""
 
     def __init__(self) -> None:
-        self._ids: set[int] = set()
+        self._around: set[int] = set()
+        self._all: set[int] = set()
 
     def add(self, block: Block) -> None:
+        """A block has been found."""
         inside = {id(m) for expert in block.experts for m in expert.modules()}
         ours = [m for m in block.module.modules() if m is not block.module and id(m) not in inside]
-        self._ids |= {id(m) for m in (*ours, *block.experts)}
-        self._ids |= {id(t) for m in (block.module, *ours) for t in m.parameters(recurse=False)}
+        self._around |= {id(m) for m in ours}
+        self._all |= {*inside, *self._around, *(id(t) for t in block.module.parameters())}
 
     def holds(self, module: nn.Module) -> bool:
-        return id(module) in self._ids
+        """Whether the module is part of a block, but of none of its experts."""
+        return id(module) in self._around
 
     def has(self, experts: Experts) -> bool:
+        """Whether these are a block's experts, or part of it."""
         things: Sequence[object] = experts.watched or experts.tensors
-        return all(id(thing) in self._ids for thing in things)
+        return all(id(thing) in self._all for thing in things)
 
 
 def _groups(block: nn.Module) -> Iterator[Experts]:

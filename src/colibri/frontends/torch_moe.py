@@ -116,8 +116,8 @@ class Surroundings(Protocol):
 class Block:
     """A claim about a module: it computes Σ w·expert(z) amid its `around`, w being the `router`'s.
 
-    z, the logits and the mixture have one row for each of `rows`. `nested`: experts hold blocks themselves, so all run in
-    the main program, and the mixture chooses among their outputs.
+    z, the logits and the mixture have one row for each of `rows`. `nested`: experts hold blocks themselves, so all run
+    in the main program, and the mixture chooses among their outputs.
     """
 
     path: str

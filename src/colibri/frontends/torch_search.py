@@ -129,7 +129,7 @@ class Search:
         for name, tensor in (*self.named.items(), *loose):
             if id(tensor) in accounted or not tensor.is_floating_point() or (tensor == tensor.flatten()[:1]).all():
                 continue
-            with _disturbed(tensor):
+            with _Disturbed(tensor):
                 changed = not torch.equal(self.rows(rows), y)
             if changed:
                 return name
@@ -140,7 +140,7 @@ class Search:
         if name not in self.vectors or proposal.router.bias:
             return None
         tensor = self.named[name]
-        with _disturbed(tensor):
+        with _Disturbed(tensor):
             seen, moved = self._driven(place, logits), tensor.detach().flatten().clone()
         try:
             router, there = (replace(proposal.router, bias=tuple(v.tolist())) for v in (self.vectors[name], moved))
@@ -151,7 +151,7 @@ class Search:
         return Proposal(proposal.error, router, (*proposal.tensors, name))
 
 
-class _disturbed:  # noqa: N801
+class _Disturbed:
     """While this is open, the tensor is another one."""
 
     def __init__(self, tensor: Tensor) -> None:
