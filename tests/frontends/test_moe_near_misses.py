@@ -41,6 +41,7 @@ EXACT: list[tuple[Any, dict[str, Any]]] = [
     (near.LargeEpsilon, {"epsilon": 0.1}),
     (near.ParameterBias, {"bias": (1e-4, 0.0, 0.0, -2e-4)}),
     (near.Worst, {"score": "softmax"}),
+    (near.ByNeighbour, {"scale": 1.0}),
     (near.SharedMatrix, {"scale": 1.0}),
 ]  # fmt: skip
 
@@ -80,7 +81,6 @@ REFUSED: list[tuple[Any, str]] = [
     (near.ByMagnitude, "no router reproduces it"),
     (near.Hashed, "nothing gives one logit for each of the 2 experts"),
     (near.ByPosition, "moe"),
-    (near.ByNeighbour, "moe"),
     (near.SwitchBatch, "the output of a sample depends on other samples"),
     (near.GShardCapacity, "no router reproduces it; the nearest is top-2 of 4.*at most"),
     (near.DropsToInput, "its output is no weighted sum of what the 4 experts give"),

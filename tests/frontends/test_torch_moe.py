@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from colibri.errors import ExportError  # noqa: E402
 from colibri.frontends.torch_export import from_torch, register_moe  # noqa: E402
-from colibri.reference.interpreter import run  # noqa: E402
 from tests.frontends import user_moes as moes  # noqa: E402
 
 torch.set_num_threads(1)
@@ -39,12 +37,12 @@ STYLES: list[tuple[type, int, tuple[int, str, str, str], dict[str, Any]]] = [
     (moes.DenseSoft, 5, (3, "softmax", "none", "gate"), {}),
     (moes.ScatterInf, 8, (2, "logit", "softmax", "w_gate"), {}),
     (moes.ItemIndex, 5, (1, "logit", "one", "gate"), {}),
-    (moes.SharedResidual, 8, (2, "softmax", "none", "gate_weight"), {"input": "norm", "after": ["shared", "add(x)"]}),
+    (moes.SharedResidual, 8, (2, "softmax", "none", "gate_weight"), {"input": "norm", "after": ["shared", "add x"]}),
     (moes.TwoLayerGate, 8, (1, "logit", "one", "gate.2"), {}),
     (moes.Scaled, 8, (2, "softmax", "none", "gate"), {"scale": 2.5}),
     (moes.NormedGate, 8, (2, "softmax", "none", "gate"), {}),
     (moes.WithLoss, 8, (2, "softmax", "none", "gate"), {}),
-    (moes.Temperature, 8, (2, "softmax", "none", "truediv(gate)"), {}),
+    (moes.Temperature, 8, (2, "softmax", "none", "div(gate)"), {}),
     (moes.ExpertScale, 8, (2, "softmax", "none", "gate"), {"router": ["a scale an expert"]}),
 ]  # fmt: skip
 
@@ -70,7 +68,7 @@ def test_block_alone_is_recognised_as_the_whole_module() -> None:
 @pytest.mark.parametrize("size", [1e-3, 100, 1e4])
 def test_block_is_recognised_beside_a_residual_of_any_size(size: float) -> None:
     _, report, *_ = from_torch(moes.SharedResidual(), size * torch.randn(8, moes.DIM))
-    assert report.blocks[0].after == ["shared", "add(x)"]
+    assert report.blocks[0].after == ["shared", "add x"]
 
 
 def test_a_recognised_soft_mixture_is_no_fallback() -> None:
@@ -105,8 +103,8 @@ def test_experts_never_chosen_are_reported() -> None:
 def test_report_is_text_and_json() -> None:
     _, report, *_ = from_torch(host(moes.SharedResidual()), rows())
     text = str(report)
-    assert "moe (SharedResidual): 4 experts, top-2 a token" in text and "then shared, add(x)" in text
-    assert json.loads(json.dumps(report.to_dict()))["blocks"][0]["after"] == ["shared", "add(x)"]
+    assert "moe (SharedResidual): 4 experts, top-2 a token" in text and "then shared, add x" in text
+    assert json.loads(json.dumps(report.to_dict()))["blocks"][0]["after"] == ["shared", "add x"]
 
 
 # --- what is left -----------------------------------------------------------------------------------------------------

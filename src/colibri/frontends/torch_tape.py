@@ -19,6 +19,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 INPUT, RETURN, OVERWRITTEN = "input", "return", "overwritten"
+SHAPES = frozenset(  # functions that change no value, left out of descriptions
+    {"reshape", "view", "view_as", "flatten", "contiguous", "getitem", "squeeze", "unsqueeze", "to", "float", "clone"}
+)
 
 
 @dataclass(frozen=True)
@@ -455,15 +458,21 @@ class Program:
         call = self.one.calls[self.one.origin[value][0]]
         if call.path:
             return call.path
-        name = getattr(call.func, "__name__", str(call.func)).strip("_")
+        name = function_name(call.func)
         used = [leaf for leaf in leaves(call.args) if isinstance(leaf, Ref | Held)]
         held = [leaf.name for leaf in used if isinstance(leaf, Held)]
         if held:
             return held[0]
-        if name in ("reshape", "view", "flatten", "contiguous", "getitem", "squeeze", "unsqueeze", "to", "float"):
+        if name in SHAPES:
             return self.describe(used[0].value) if used and isinstance(used[0], Ref) else name
         inner = self.describe(used[0].value) if used and isinstance(used[0], Ref) else ""
         return f"{name}({inner})"
+
+
+def function_name(func: Any) -> str:
+    """`add` for torch.add, Tensor.add_, Tensor.__iadd__ and aten.add.Tensor alike."""
+    name = str(getattr(func, "__name__", func)).strip("_").partition(".")[0]
+    return {"iadd": "add", "radd": "add", "truediv": "div", "itruediv": "div", "imul": "mul"}.get(name, name)
 
 
 class _DifferError(Exception):
@@ -475,4 +484,16 @@ def refs(structure: Any) -> Iterator[int]:
     return (leaf.value for leaf in leaves(structure) if isinstance(leaf, Ref))
 
 
-__all__ = ["Drive", "Expert", "Held", "Place", "Program", "Recording", "leaves", "refs", "replaced"]
+__all__ = [
+    "SHAPES",
+    "Drive",
+    "Expert",
+    "Held",
+    "Place",
+    "Program",
+    "Recording",
+    "function_name",
+    "leaves",
+    "refs",
+    "replaced",
+]  # fmt: skip

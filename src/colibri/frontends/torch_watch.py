@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from colibri.frontends.torch_calls import Rows, rows_of
 from colibri.frontends.torch_moe import Mixture
-from colibri.frontends.torch_tape import Expert, Program, Recording, refs
+from colibri.frontends.torch_tape import SHAPES, Expert, Program, Recording, function_name, refs
 
 ROWS = 48  # at least, of the recordings in which values are looked for
 
@@ -168,13 +168,17 @@ class Watched:
 
     def describe(self) -> tuple[str, str, list[str]]:
         """The logits, the experts' input, and what comes after, in words."""
-        before = set(self._before())
-        named = [
-            self.program.describe(self.program.one.calls[n].results[-1]) for n in self._behind() if n not in before
-        ]
-        after = [name for name in dict.fromkeys(named) if name != "x"]
-        after = ([f"added to {self.program.describe(b)}" for b in self._bases]) + after
-        return self.program.describe(self.logits), self.program.describe(self.z), after
+        program, before = self.program, set(self._before())
+        known = {*program.inputs, *(v for n in before for v in program.one.calls[n].results)}
+        after = [f"added to {program.describe(v)}" for v in self._bases]
+        for n in self._behind():
+            call = program.one.calls[n]
+            name = call.path or function_name(call.func)
+            others = [] if call.path else [program.describe(v) for v in refs(call.args) if v in known]
+            if n not in before and name not in SHAPES and (name != "add" or others):
+                after.append(" ".join([name, *others]))
+        kept = [name for name in dict.fromkeys(after) if not any(name.startswith(f"{other}.") for other in after)]
+        return program.describe(self.logits), program.describe(self.z), kept
 
 
 def largest(tensor: Tensor) -> float:
