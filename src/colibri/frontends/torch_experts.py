@@ -40,9 +40,17 @@ class Place:
 class Experts(Protocol):
     """A group of things that may be a block's experts."""
 
-    count: int
-    watched: list[nn.Module]  # that are called as experts
-    tensors: list[Tensor]  # that are theirs
+    @property
+    def count(self) -> int:
+        """How many they are."""
+
+    @property
+    def watched(self) -> list[nn.Module]:
+        """Those that are called as experts."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What is theirs."""
 
     def places(self, probe: Probe) -> Iterator[Place]:
         """The places they may have in the block, the likeliest first."""
@@ -100,10 +108,12 @@ class ModuleExperts:
         rows = probe.at(z)
         assert rows is not None
         width = experts[0](rows[:2]).shape[1]
+        met: set[bytes] = set()  # the same values in another shape are the same place
         for mixture in probe.mixtures(width):
             before, after = probe.at(mixture, nothing), probe.at(mixture)
-            if before is None or after is None or torch.equal(before, after):
+            if before is None or after is None or torch.equal(before, after) or after.numpy().tobytes() in met:
                 continue
+            met.add(after.numpy().tobytes())
             for base in _bases(probe, before):
                 place = Place(experts, z, mixture, base, width, apply)
                 weights = self.weights(probe, place, probe.record)
@@ -134,6 +144,7 @@ class ModuleExperts:
         weights = torch.zeros(len(rows), self.count)
         for e, x, _ in recording.used:
             flat = _flat(x, probe.rows.unit == "sample")
+            flat = flat[flat.any(1)]  # zeros are padding
             of = _direction(flat, rows)
             if (of < 0).any():
                 return None
@@ -160,7 +171,8 @@ def _flat(x: Tensor, sample: bool) -> Tensor:
 
 def _direction(given: Tensor, rows: Tensor) -> Tensor:
     """For each row given, which of `rows` it is a multiple of; -1 where none, the first where it is zero."""
-    one, other = (F.normalize(t.double(), dim=1) for t in (given, rows))
+    largest_first = (t.double() / t.double().abs().amax(1, keepdim=True).clamp_min(1e-300) for t in (given, rows))
+    one, other = (F.normalize(t, dim=1) for t in largest_first)
     if not len(given):
         return torch.zeros(0, dtype=torch.int64)
     near, at = (one @ other.T).max(1)
@@ -222,11 +234,13 @@ class StackedExperts:
         """One for each body that gives what is missing without an expert, up to a weight."""
         nothing = self._without(probe.record, range(self.count))
         each = [self._without(probe.record, [e]) for e in range(self.count)]
+        met: set[bytes] = set()
         for mixture in probe.mixtures():
             before, after = probe.at(mixture, nothing), _rows(probe, mixture)
             parts = [probe.at(mixture, r) for r in each]
-            if before is None or torch.equal(before, after):
+            if before is None or torch.equal(before, after) or after.numpy().tobytes() in met:
                 continue
+            met.add(after.numpy().tobytes())
             shares = torch.stack([after - part for part in parts if part is not None], 1)  # (n, experts, width)
             size = max(largest(after - before), 1e-30)
             if largest(before + shares.sum(1) - after) > FIT * size:
