@@ -116,15 +116,23 @@ class Rows:
         y = self(rows)
         if any(not torch.equal(y, self(rows)) for _ in range(3)):
             return "its output is random in eval mode, or depends on earlier calls"
+        if any(map(self._mixes, (rows, self._uniform(rows)) if self.unit == "sample" else (rows,))):
+            return f"the output of a {self.unit} depends on other {self.unit}s (capacity or batch statistics)"
+        return None
+
+    def _mixes(self, rows: Tensor) -> bool:
+        """Whether a row's output changes with the other rows."""
+        y = self(rows)
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1))
         others = rows.clone()
         others[1:] = rows[order][1:] * 0.5
         crowd = rows[:1].expand(4 * len(rows), -1)
         same = (self(rows[order]) - y[order], (self(others) - y)[:1], self(crowd) - y[:1], self(rows[:1]) - y[:1])
-        for difference in same:
-            if not float(difference.abs().max() / y.abs().max().clamp_min(1e-30)) <= 1e-5:
-                return f"the output of a {self.unit} depends on other {self.unit}s (capacity or batch statistics)"
-        return None
+        return any(not float(d.abs().max() / y.abs().max().clamp_min(1e-30)) <= 1e-5 for d in same)
+
+    def _uniform(self, rows: Tensor) -> Tensor:
+        """Samples that are the same all along their first axis: if they share a capacity, these exceed it."""
+        return self.joined([x[:, :1].expand_as(x) if x.dim() > 2 else x for x in self.split(rows)])
 
 
 def rows_of(tensor: Tensor, count: int) -> Tensor | None:

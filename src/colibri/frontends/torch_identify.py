@@ -128,10 +128,11 @@ def _identify(path: str, m: nn.Module, calls: Calls, settled: _Settled) -> Block
                 continue
             try:
                 probe = Probe(rows, experts.watched, experts.tensors, plain)
+                plausible = _plausible(probe, experts)
             except Exception:  # it does not run on rows like these
                 continue
             plain = plain if experts.watched else probe
-            if not _plausible(probe, experts):
+            if not plausible:
                 continue
             try:
                 found = Search(path, m, probe, experts).run()

@@ -195,17 +195,17 @@ def _weightings(seen: Seen, vectors: Mapping[str, Tensor]) -> Iterator[Proposal]
 
 def _epsilon(total: Tensor, sums: Tensor, normalize: str) -> float:
     """What `total` was increased by, or clamped to, before it divided the scores, whose sums are then `sums`."""
-    ratio = total / sums
-    largest = total.argmax()
-    scale = total[largest] / ratio[largest]
+    ratio = total / sums  # (total + epsilon) / scale, or max(total, epsilon) / scale
     usable = torch.isfinite(ratio) & (total > 0)
     if not usable.any():
         return 0.0
-    least = int(torch.where(usable, total, math.inf).argmin())
-    epsilon = float(ratio[least] * scale - (total[least] if normalize == "sum" else 0.0))
-    if not epsilon > 1e-4 * float(total[least]) or (normalize == "clamped" and epsilon < 1.01 * float(total[least])):
-        return 0.0
-    return _round(epsilon, 1e-3)
+    total, ratio = total[usable], ratio[usable]
+    (least, low), (most, high) = ((total[n], ratio[n]) for n in (total.argmin(), total.argmax()))
+    if normalize == "clamped":
+        epsilon = float(low * most / high)
+        return _round(epsilon, 1e-3) if epsilon > 1.01 * float(least) else 0.0
+    epsilon = float(low * (most - least) / (high - low) - least) if high > low else 0.0
+    return _round(epsilon, 1e-3) if epsilon > 1e-4 * float(least) else 0.0
 
 
 def _scaled(router: Router, ours: Tensor, theirs: Tensor, chosen: Tensor, vectors: Mapping[str, Tensor]) -> Proposal:

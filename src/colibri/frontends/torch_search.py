@@ -55,6 +55,11 @@ class Search:
                     if isinstance(found, Block | str):
                         return found
                     best = min(best, found)
+        if self.shared > 1:
+            return (
+                f"{best[1]}; its tokens depend on the other tokens of their sample, and of what makes them do so only a "
+                "capacity that takes tokens in their order is known"
+            )
         return best[1]
 
     def _dependence(self) -> str | None:

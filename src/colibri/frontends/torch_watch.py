@@ -5,6 +5,7 @@ A `Probe` runs the block on rows of its own with these experts. `Watched` is wha
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -64,6 +65,9 @@ class Probe:
         place = self.program.place(value)
         if place is None or self.program.shape(value) is None:
             return None
+        calls = len(self.program.one.calls)
+        if self.program.first == calls and place[0] >= self._begun:
+            place = (place[0] - calls, *place[1:])  # experts that no token chose until now may add calls before it
         recording = self.seen if recording is None else recording
         tensor = self.program.find(recording, place)
         return rows_of(tensor, recording.samples * self.rows.per_sample) if tensor.dtype == torch.float32 else None
@@ -99,6 +103,14 @@ class Probe:
             calls = self.program.needed([output], [value])
             if calls is not None and not self._reads_stacks(calls):
                 yield value
+
+    @functools.cached_property
+    def _begun(self) -> int:
+        """The first call that is an expert's."""
+        program = self.program
+        theirs = (n for n, call in enumerate(program.one.calls) if isinstance(call.func, Expert)
+                  or (n in program.templates and self._reads_stacks([n])))  # fmt: skip
+        return next(theirs, len(program.one.calls))
 
     @property
     def output(self) -> int | None:
@@ -136,6 +148,7 @@ class Watched:
         self.program = probe.program
         self.logits, self.z, self.mixture, self.base = logits, z, mixture, base
         self.widths = [probe.width(logits), probe.width(z)]
+        self.output = probe.output  # the block's main output
 
     def __call__(self, inputs: Sequence[Tensor], mixture: Mixture) -> list[Tensor | None]:
         """The block's outputs."""
@@ -158,20 +171,20 @@ class Watched:
     def _before(self) -> list[int]:
         return self.program.needed([self.logits, self.z, *self._bases]) or []
 
-    def _behind(self) -> list[int]:
-        outputs = [v for v in self.program.outputs if v is not None]
-        return [n for v in outputs for n in self.program.needed([v], [self.mixture]) or []]
+    def _behind(self, outputs: Sequence[int | None]) -> list[int]:
+        known = [v for v in outputs if v is not None]
+        return [n for v in known for n in self.program.needed([v], [self.mixture]) or []]
 
     def held(self) -> list[Tensor]:
         """What the calls before and behind the experts read."""
-        return self.program.tensors([*self._before(), *self._behind()])
+        return self.program.tensors([*self._before(), *self._behind(self.program.outputs)])
 
     def describe(self) -> tuple[str, str, list[str]]:
         """The logits, the experts' input, and what comes after, in words."""
         program, before = self.program, set(self._before())
         known = {*program.inputs, *(v for n in before for v in program.one.calls[n].results)}
         after = [f"added to {program.describe(v)}" for v in self._bases]
-        for n in self._behind():
+        for n in self._behind([self.output]):
             call = program.one.calls[n]
             name = call.path or function_name(call.func)
             others = [] if call.path else [program.describe(v) for v in refs(call.args) if v in known]
