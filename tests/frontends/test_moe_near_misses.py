@@ -83,7 +83,7 @@ REFUSED: list[tuple[Any, str]] = [
     (near.Hashed, "nothing gives one logit for each of the 2 experts"),
     (near.ByPosition, "moe"),
     (near.SwitchBatch, "the output of a sample depends on other samples"),
-    (near.GShardCapacity, "no router reproduces it; the nearest is.*its tokens depend on the other tokens of their sample"),
+    (near.GShardCapacity, "no router reproduces it.*its tokens depend on the other tokens of their sample"),
     (near.DropsToInput, "no weighted sum of what the 4 experts give; its tokens depend on the other tokens"),
     (near.ExpertChoice, "moe"),
     (near.RandomSecond, "its output is random in eval mode"),

@@ -31,6 +31,10 @@ class Calls:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         at = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         inputs = [leaves[n].detach() for n in at]
+        # Under vmap there is one program for all, and tensors that must not be kept.
+        if any(map(torch._C._functorch.is_batchedtensor, inputs)):
+            self.usable = False
+            return
         if not inputs or any(x.dim() < 2 or x.dtype != torch.float32 or len(x) != len(inputs[0]) for x in inputs):
             self.usable = False
             return
