@@ -171,7 +171,7 @@ def mixed(experts: Sequence[nn.Module], rows: Tensor, weights: Tensor, apply: st
 
 
 def _flat(x: Tensor, sample: bool) -> Tensor:
-    return x.reshape(len(x), -1) if sample else x.reshape(-1, x.shape[-1])
+    return x.flatten(1) if sample else x.reshape(-1, x.shape[-1])
 
 
 def _direction(given: Tensor, rows: Tensor) -> Tensor:
