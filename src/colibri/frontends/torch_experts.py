@@ -7,6 +7,7 @@ weights. Experts that are slices of parameters are taken out one at a time, and 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -202,7 +203,8 @@ def _bases(probe: Probe, before: Tensor) -> list[int | None]:
     """The value that a mixture of nothing is: None where it is zero; empty where it is no value."""
     if not before.any():
         return [None]
-    return [v for v in probe.before(before.shape[1]) if torch.equal(_rows(probe, v), before)][:1]
+    equal = (v for v in probe.before(before.shape[1]) if torch.equal(_rows(probe, v), before))
+    return list(itertools.islice(equal, 1))
 
 
 def _different(probe: Probe, width: int) -> list[int]:

@@ -189,8 +189,7 @@ def _dense(probe: Probe, experts: Experts) -> bool:
     if not experts.watched:
         return probe.program.first == len(probe.program.one.calls)
     inputs = {e: x for e, x, _ in probe.seen.used}
-    first = next(iter(inputs.values()), None)
-    return len(inputs) == experts.count and all(torch.equal(x, first) for x in inputs.values())
+    return len(inputs) == experts.count and all(torch.equal(x, inputs[0]) for x in inputs.values())
 
 
 def dense_cost(rejected: Rejected) -> str | None:

@@ -31,6 +31,9 @@ class Probe:
     ) -> None:
         self.rows, self.experts = rows, experts
         self._stacked = set() if experts else {id(t) for t in theirs}
+        self.tokens: Tensor
+        self.seen: Recording
+        self.program: Program
         if like is not None and not experts:
             self.tokens, self.seen, self.program = like.tokens, like.seen, like.program
             return
