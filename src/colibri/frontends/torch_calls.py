@@ -96,9 +96,9 @@ class Rows:
     def split(self, rows: Tensor) -> list[Tensor]:
         """The module's inputs made of whole samples' rows."""
         samples = len(rows) // self.per_sample
-        return [
-            part.reshape(samples, *inner) for part, inner in zip(rows.split(self.widths, 1), self.inner, strict=True)
-        ]
+        ends = itertools.accumulate(self.widths)
+        parts = [rows[:, end - width : end] for end, width in zip(ends, self.widths, strict=True)]
+        return [part.reshape(samples, *inner) for part, inner in zip(parts, self.inner, strict=True)]
 
     @property
     def real(self) -> Tensor:
