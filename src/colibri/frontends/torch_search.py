@@ -73,8 +73,8 @@ class Search:
         return whole.dependence(sets(whole)[0])
 
     def _claim(self, place: Place, logits: int, proposal: Proposal) -> Block | str | tuple[bool, float, str]:
-        """The block where the proposal is right; a string where it almost is; else if it is contrived, its error, and what
-        it says."""
+        """The block where the proposal is right; a string where it almost is; else whether it is contrived, its error,
+        and what it says."""
         around = Watched(self.probe, logits, place.input, place.mixture, place.base)
         block = Block(
             self.path, self.module, self.rows, place.experts, replace(proposal.router, apply=place.apply), around,
