@@ -167,6 +167,10 @@ def export(
     workers: Annotated[
         int | None, typer.Option(help="Of a language model: processes that write it; default: the CPUs, up to 4.")
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Of a program: what each block was taken for or why not, also when refused."),
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -189,7 +193,8 @@ def export(
         if prune == "unused" and calibration is None:
             raise ExportError("pruning unused experts needs real rows to know them by: pass --calibration rows.npy")
         advance("read", None)
-        graph, rows, batch, report = _source(model, architecture)
+        with _explained(explain, as_json):
+            graph, rows, batch, report = _source(model, architecture)
         if calibration is not None:
             rows = [np.asarray(x, np.float32) for x in _arrays(calibration, graph.inputs)]
         how = exporter.Quantization(dtype, activations, residual_share, _bytes(budget), max_error)
@@ -198,7 +203,7 @@ def export(
         target = exporter.write(built, output, style)
     summary = {**built.summary(), "path": str(target)}
     if report is not None:
-        summary["recognition"] = report.to_dict() if as_json else str(report)
+        summary["recognition"] = report.to_dict() if as_json else report.text(explain)
     if built.quality is not None and as_json:
         summary |= {"weights": [asdict(c) for c in built.choices], "quality": built.quality.to_dict()}
     if built.pruning.experts and as_json:
@@ -213,6 +218,22 @@ def export(
             table.add_row(c.name, c.format, f"{c.bytes:,}", shown, c.kept)
         out.print(table)
         print(built.quality)
+
+
+@contextmanager
+def _explained(explain: bool, as_json: bool) -> Iterator[None]:
+    """Prints what was recognised of a program that is then refused, where that was asked for."""
+    try:
+        yield
+    except ExportError as error:
+        if not explain or error.report is None:
+            raise
+        if not as_json:
+            print(error.report.recognition())
+            raise
+        found = {"error": str(error), "kind": type(error).__name__, "code": None}
+        print(json.dumps({**found, "recognition": error.report.to_dict()}))
+        raise typer.Exit(1) from None
 
 
 def _export_language(

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ColibriError(Exception):
     """Base of every error this package raises on purpose; its text is meant for the user as it stands."""
 
 
 class ExportError(ColibriError):
-    """The model cannot be exported faithfully; the message names the part and a way out."""
+    """The model cannot be exported faithfully; the message names the part and a way out.
+
+    `report` is what recognising its blocks found until then, where it is a PyTorch module.
+    """
+
+    report: Any = None
 
 
 class ExportWarning(UserWarning):

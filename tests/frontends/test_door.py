@@ -74,11 +74,11 @@ def test_a_dense_fallback_warns_what_it_costs(tmp_path: Path) -> None:
 
 def test_register_moe_lets_an_unrecognised_block_through(tmp_path: Path) -> None:
     torch.manual_seed(3)
-    block = moes.Param3d()
+    block = moes.Unusual()
     x = torch.randn(8, moes.DIM)
     with pytest.raises(colibri.ExportError, match="register_moe"):
         colibri.export(block, x, tmp_path)
-    slices = [moes.Slice3d(block, n) for n in range(4)]
+    slices = [moes.UnusualSlice(block, n) for n in range(4)]
     colibri.register_moe(block, experts=lambda _: slices, gate="gate", k=2)
     colibri.export(block, x, tmp_path)
     with torch.no_grad():
@@ -95,6 +95,45 @@ def test_a_saved_program_exports_from_the_command_line(tmp_path: Path) -> None:
     with torch.no_grad():
         close(colibri.load(tmp_path / "out")(x.numpy()), module(x))
     assert "graph net" in succeed("inspect", tmp_path / "net.pt2", "--stage", "graph")["text"]
+
+
+class SquaredWhere(moes.WhereLoop):
+    """A block torch.export takes, but no router reproduces."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.view(-1, x.shape[-1])
+        weights, chosen = self.gate(tokens).softmax(-1).square().topk(2)
+        out = torch.zeros_like(tokens)
+        for e, expert in enumerate(self.experts):
+            token, slot = torch.where(chosen == e)
+            out[token] += weights[token, slot, None] * expert(tokens[token])
+        return out.view(x.shape)
+
+
+def saved(path: Path, block: nn.Module) -> Path:
+    module, x = nn.Sequential(nn.Linear(3, moes.DIM), block), torch.randn(4, 3)
+    program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},), strict=False)
+    torch.export.save(program, path)
+    return path
+
+
+def test_explain_prints_what_was_found(tmp_path: Path) -> None:
+    source = saved(tmp_path / "net.pt2", moes.WhereLoop())
+    told = colibri_command("export", "-m", source, "-o", tmp_path / "out", "--explain")
+    assert told.returncode == 0 and "4 experts, top-2 a token" in told.stdout and "made-up logits" in told.stdout
+
+
+def test_explain_prints_the_nearest_claim_of_a_refused_block(tmp_path: Path) -> None:
+    source = saved(tmp_path / "net.pt2", SquaredWhere())
+    told = colibri_command("export", "-m", source, "-o", tmp_path / "out", "--explain")
+    assert told.returncode == 1 and not (tmp_path / "out").exists()
+    assert "1 (SquaredWhere) was not taken for a Mixture of Experts" in told.stdout
+    assert "the nearest is top-2 of 4" in told.stdout and "error" in told.stderr
+    as_json = colibri_command("export", "-m", source, "-o", tmp_path / "out", "--explain", "--json")
+    found = json.loads(as_json.stdout)
+    assert as_json.returncode == 1 and found["kind"] == "ExportError" and not found["recognition"]["blocks"]
+    (rejected,) = found["recognition"]["rejected"]
+    assert rejected["path"] == "1" and "no router reproduces it" in rejected["reason"]
 
 
 def test_a_broken_program_is_refused_without_a_traceback(tmp_path: Path) -> None:

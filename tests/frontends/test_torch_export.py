@@ -257,7 +257,7 @@ def test_unusable_inputs_are_refused(inputs: Any, calibration: Any, why: str) ->
 # --- the module stays as it was ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block", [moes.BooleanMask, moes.Temperature], ids=["exported", "refused"])
+@pytest.mark.parametrize("block", [moes.BooleanMask, moes.Threshold], ids=["exported", "refused"])
 def test_module_is_untouched(block: Any) -> None:
     model = moes.Host(block()).train()
     model.norm.eval()

@@ -43,7 +43,7 @@ def loop(tokens: Tensor, chosen: Tensor, weights: Tensor, bank: nn.ModuleList) -
     return out
 
 
-# --- nine styles ------------------------------------------------------------------------------------------------------
+# --- styles ------------------------------------------------------------------------------------------------------
 
 
 class WhereLoop(nn.Module):
@@ -164,7 +164,7 @@ class Param3d(nn.Module):
 
 
 class Slice3d(nn.Module):
-    """One expert of Param3d, for register_moe."""
+    """One expert of Param3d, as a module."""
 
     def __init__(self, block: Param3d, index: int) -> None:
         super().__init__()
@@ -172,6 +172,25 @@ class Slice3d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.gelu(x @ self.w1) @ self.w2
+
+
+class Unusual(Param3d):
+    """Experts in parameters whose activation none of the usual bodies has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        weights, chosen = self.gate(flat).softmax(-1).topk(2, -1)
+        hidden = F.gelu(torch.einsum("td,edh->teh", flat, self.w1)).square()
+        out = torch.einsum("teh,ehd->ted", hidden, self.w2)
+        picked = out.gather(1, chosen.unsqueeze(-1).expand(-1, -1, out.shape[-1]))
+        return (picked * weights.unsqueeze(-1)).sum(1).view_as(x)
+
+
+class UnusualSlice(Slice3d):
+    """One expert of Unusual, for register_moe."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x @ self.w1).square() @ self.w2
 
 
 class SharedResidual(nn.Module):

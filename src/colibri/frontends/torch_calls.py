@@ -1,105 +1,148 @@
-"""Running a block of a model on tokens of one's own, the way the model itself runs it."""
+"""Running a block of a model on rows of one's own, the way the model itself runs it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from colibri.frontends.torch_moe import Rows
+from colibri.frontends.torch_tape import Drive, Recording
+
+UNITS = ("token", "sample")
 
 
 class Calls:
-    """How a module was called while the model ran: its arguments, its result's structure, the tokens it saw."""
+    """How a module was called while the model ran: its arguments, its result, and every input it saw."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.usable = True
-        self.leaves: list[Any] = []
-        self.at = 0  # which leaf of the arguments is the tensor of tokens
+        self.leaves: list[Any] = []  # of the first call's arguments
+        self.at: list[int] = []  # which of them are tensors
         self.result: Any = None
-        self.main = 0  # which leaf of the result is the mixture: the first with one row for each token
-        self.tokens: list[Tensor] = []
-        self.fixed = False  # only ever call it with the recorded shape
+        self.seen: list[list[Tensor]] = []  # the tensors of each call
 
     def hook(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         """A forward hook that remembers one call."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         at = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        if len(at) != 1 or leaves[at[0]].dim() < 2 or not leaves[at[0]].is_floating_point():
+        inputs = [leaves[n].detach() for n in at]
+        if not inputs or any(x.dim() < 2 or x.dtype != torch.float32 or len(x) != len(inputs[0]) for x in inputs):
             self.usable = False
             return
-        x = leaves[at[0]].detach()
-        if self.leaves and x.shape[1:] != self.leaves[self.at].shape[1:]:
+        if self.seen and [x.shape[1:] for x in inputs] != [x.shape[1:] for x in self.seen[0]]:
             self.usable = False  # called with different shapes: not a block one operation can stand for
             return
-        if not self.leaves:
-            rows = [isinstance(y, Tensor) and y.dim() == x.dim() and y.shape[:-1] == x.shape[:-1]
-                    for y in pytree.tree_leaves(result)]  # fmt: skip
-            self.usable = any(rows)
-            self.main = rows.index(True) if self.usable else 0
-            self.leaves, self.spec, self.at, self.result = leaves, spec, at[0], result
-            self.fixed = any(isinstance(leaf, int) and not isinstance(leaf, bool) for leaf in leaves)
-        self.tokens.append(x.reshape(-1, x.shape[-1]))
+        if not self.seen:
+            self.leaves, self.spec, self.at, self.result = leaves, spec, at, result
+        self.seen.append([x.clone() for x in inputs])
+
+    def arguments(self, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
+        """The recorded arguments with other tensors."""
+        leaves = list(self.leaves)
+        for n, x in zip(self.at, inputs, strict=True):
+            leaves[n] = x
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return args, kwargs
+
+
+class Rows:
+    """A recorded module as a function of rows: tokens (…, width), or whole samples flattened.
+
+    Several inputs are laid side by side in a row.
+    """
+
+    def __init__(self, calls: Calls, unit: str) -> None:
+        shapes = [tuple(x.shape) for x in calls.seen[0]]
+        token = unit == "token"
+        self.calls, self.unit = calls, unit
+        self.inner = [shape[1:] for shape in shapes]
+        self.usable = not token or len({shape[:-1] for shape in shapes}) == 1
+        self.per_sample = math.prod(shapes[0][1:-1]) if token else 1  # rows in a sample
+        self.widths = [shape[-1] if token else math.prod(shape[1:]) for shape in shapes]
+        results = [y for y in pytree.tree_leaves(calls.result) if isinstance(y, Tensor)]
+        count = len(calls.seen[0][0]) * self.per_sample
+        self.results = len(results)
+        self.fitting = [n for n, y in enumerate(results) if y.is_floating_point() and rows_of(y, count) is not None]
+        self.usable &= bool(self.fitting)
+        self.main = next(iter(self.fitting), 0)  # of the tensors returned, the one that is the block's output
+
+    def joined(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The rows (n, width) that are in the module's inputs."""
+        count = len(inputs[0]) * self.per_sample
+        return torch.cat([x.reshape(count, -1) for x in inputs], 1)
+
+    def split(self, rows: Tensor) -> list[Tensor]:
+        """The module's inputs made of whole samples' rows."""
+        samples = len(rows) // self.per_sample
+        return [
+            part.reshape(samples, *inner) for part, inner in zip(rows.split(self.widths, 1), self.inner, strict=True)
+        ]
 
     @property
-    def x(self) -> Tensor:
-        """The first input."""
-        tensor: Tensor = self.leaves[self.at]
-        return tensor
+    def real(self) -> Tensor:
+        """The rows the model gave it, in order."""
+        return torch.cat([self.joined(inputs) for inputs in self.calls.seen])
 
-    def _call(self, x: Tensor) -> Tensor:
-        leaves = [*self.leaves[: self.at], x, *self.leaves[self.at + 1 :]]
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        y: Tensor = pytree.tree_leaves(self.module(*args, **kwargs))[self.main]
-        return y.reshape(-1, y.shape[-1])
+    def whole(self, rows: Tensor, at_least: int = 0) -> Tensor:
+        """The rows, repeated up to a whole number of samples."""
+        samples = -(-max(len(rows), at_least) // self.per_sample)
+        return rows[torch.arange(samples * self.per_sample) % len(rows)]
 
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """The block's output (n, out) for tokens (n, in), in batches of the shape it knows."""
-        shape = self.x.shape
-        per_row = math.prod(shape[1:-1])
-        if not self.fixed:
-            rows = -(-len(tokens) // per_row)
-            try:
-                return self._call(_padded(tokens, rows * per_row).view(rows, *shape[1:]))[: len(tokens)]
-            except Exception:  # a program saved for one batch size runs with that size only
-                self.fixed = True
-        size = per_row * shape[0]
-        parts = [self._call(_padded(part, size).view(shape))[: len(part)] for part in torch.split(tokens, size)]
-        return torch.cat(parts)
+    def __call__(self, rows: Tensor) -> Tensor:
+        """The module's output (n, out) for rows (n, width)."""
+        whole = self.whole(rows)
+        args, kwargs = self.calls.arguments(self.split(whole))
+        results = [y for y in pytree.tree_leaves(self.calls.module(*args, **kwargs)) if isinstance(y, Tensor)]
+        y = rows_of(results[self.main], len(whole))
+        if y is None:
+            raise ValueError("its output has not one row for each row of its input")
+        return y[: len(rows)]
 
+    def record(
+        self, rows: Tensor, experts: Sequence[nn.Module], drive: Drive | None = None, outputs: Any = None
+    ) -> Recording:
+        """A recording of the module on whole samples' rows."""
+        recording = Recording(self.calls.module, experts, drive, outputs)
+        recording.run(*self.calls.arguments(self.split(rows.clone())))  # a module may write to its input
+        return recording
 
-def _padded(tokens: Tensor, count: int) -> Tensor:
-    return tokens[torch.arange(count) % len(tokens)]
-
-
-def attempt(call: Rows, tokens: Tensor) -> Tensor | None:
-    """The output (n, out), or None if the part cannot be called so or gives anything else."""
-    try:
-        y = call(tokens)
-    except Exception:
+    def dependence(self, rows: Tensor) -> str | None:
+        """Why the output is no function of one row at a time, or None if it is one."""
+        y = self(rows)
+        if any(not torch.equal(y, self(rows)) for _ in range(3)):
+            return "its output is random in eval mode, or depends on earlier calls"
+        if any(map(self._mixes, (rows, self._uniform(rows)) if self.unit == "sample" else (rows,))):
+            return f"the output of a {self.unit} depends on other {self.unit}s (capacity or batch statistics)"
         return None
-    fits = isinstance(y, Tensor) and y.dim() == 2 and len(y) == len(tokens) and y.dtype == torch.float32
-    return y if fits else None
+
+    def _mixes(self, rows: Tensor) -> bool:
+        """Whether a row's output changes with the other rows."""
+        y = self(rows)
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1))
+        others = rows.clone()
+        others[1:] = rows[order][1:] * 0.5
+        crowd = rows[:1].expand(4 * len(rows), -1)
+        same = (self(rows[order]) - y[order], (self(others) - y)[:1], self(crowd) - y[:1], self(rows[:1]) - y[:1])
+        return any(not float(d.abs().max() / y.abs().max().clamp_min(1e-30)) <= 1e-5 for d in same)
+
+    def _uniform(self, rows: Tensor) -> Tensor:
+        """Samples that are the same all along their first axis: if they share a capacity, these exceed it."""
+        return self.joined([x[:, :1].expand_as(x) if x.dim() > 2 else x for x in self.split(rows)])
 
 
-def dependence(call: Calls, tokens: Tensor) -> str | None:
-    """Why the block is no function of one token at a time, or None if it is one."""
-    y = call(tokens)
-    if not torch.equal(y, call(tokens)):
-        return "its output is random in eval mode"
-    order = torch.randperm(len(tokens), generator=torch.Generator().manual_seed(1))
-    others = tokens.clone()
-    others[1:] = tokens[order][1:] * 0.5
-    crowd = tokens[:1].expand(4 * len(tokens), -1)
-    same = (call(tokens[order]) - y[order], (call(others) - y)[:1], call(crowd) - y[:1], call(tokens[:1]) - y[:1])
-    for difference in same:
-        if not float(difference.abs().max() / y.abs().max().clamp_min(1e-30)) <= 1e-5:
-            return "the output of a token depends on other tokens (capacity or batch statistics)"
+def rows_of(tensor: Tensor, count: int) -> Tensor | None:
+    """The tensor as (count, width), where its leading axes number that many rows; else None."""
+    lead = 1
+    for n, size in enumerate(tensor.shape):
+        lead *= size
+        if lead == count and n + 1 < tensor.dim():
+            return tensor.reshape(count, -1)
     return None
 
 
-__all__ = ["Calls", "attempt", "dependence"]
+__all__ = ["UNITS", "Calls", "Rows", "rows_of"]

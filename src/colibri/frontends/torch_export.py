@@ -25,12 +25,13 @@ from torch.utils import _pytree as pytree
 
 from colibri.errors import ExportError
 from colibri.frontends.torch_convert import WAY_OUT, Converter, MoeBody, explain
-from colibri.frontends.torch_identify import dense_cost, find_blocks
+from colibri.frontends.torch_identify import dense_cost, find_blocks, nested_cost
 from colibri.frontends.torch_layers import OPS
 from colibri.frontends.torch_moe import Block, leaves, register_moe, registered
 from colibri.frontends.torch_report import Imported, Report
+from colibri.frontends.torch_routing import clear_choices
 from colibri.frontends.torch_saved import load_program
-from colibri.graph import Graph
+from colibri.graph import Graph, Router
 from colibri.reference.interpreter import Trace, run
 
 TOLERANCE = 1e-5  # largest |difference| / max |output| of the whole graph
@@ -54,15 +55,17 @@ def from_torch(module: nn.Module, example_inputs: Any, calibration: Any = None, 
     `example_inputs`: float tensor or array (batch, …), or a tuple of them. `calibration`: more such inputs, or an
     iterable of them: real data on which MoE blocks are identified and the graph is compared. Raises ExportError only.
     """
+    report = Report()
     try:
-        return _from_torch(module, example_inputs, calibration, name)
-    except ExportError:
+        return _from_torch(module, example_inputs, calibration, name, report)
+    except ExportError as error:
+        error.report = report
         raise
     except Exception as error:
         raise ExportError(f"unexpected {type(error).__name__}: {_first_line(error)}; please report this") from error
 
 
-def _from_torch(module: nn.Module, example_inputs: Any, calibration: Any, name: str) -> Imported:
+def _from_torch(module: nn.Module, example_inputs: Any, calibration: Any, name: str, report: Report) -> Imported:
     example = _inputs(example_inputs, "example_inputs")
     if len({len(x) for x in example}) != 1:
         raise ExportError(f"the inputs have different batch sizes: {[tuple(x.shape) for x in example]}")
@@ -70,14 +73,15 @@ def _from_torch(module: nn.Module, example_inputs: Any, calibration: Any, name: 
     if batch < 2:
         example = tuple(x.repeat(2, *(1,) * (x.dim() - 1)) for x in example)
     runs = [example, *_calibration(calibration)]
-    report = Report()
     with _quiet(), _kept(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
         claims = registered(module)
         work = _as_float32(module, report).eval()
         reference = [_outputs(work, row) for row in runs]
         again = _outputs(work, example)
-        blocks, rejected = find_blocks(work, runs, claims)
+        blocks, report.rejected = find_blocks(work, runs, claims)
         report.blocks = [block.finding for block in blocks if block.finding is not None]
+        report.warnings += [nested_cost(block) for block in blocks if block.nested]
+        rejected = report.rejected
         dense = [r for r in rejected if not any(f"{b.path}.".startswith(f"{r.path}.".lstrip(".")) for b in blocks)]
         report.warnings += filter(None, map(dense_cost, dense))
         notes = {r.path: f"{r}; if it is one all the same, say how with colibri.register_moe(...)" for r in rejected}
@@ -205,10 +209,11 @@ def _experts(block: Block) -> list[Graph]:
     Experts are usually one program with different weights: an expert is traced only where an earlier one's program does
     not give its outputs when run with its weights.
     """
-    tokens = block.pre.call(torch.randn(RANDOM_ROWS, block.input_width, generator=torch.Generator().manual_seed(2)))
+    experts, width = block.bodies()
+    tokens = torch.randn(RANDOM_ROWS, width, generator=torch.Generator().manual_seed(2))
     graphs: list[Graph] = []
     programs: dict[str, Any] = {}
-    for n, expert in enumerate(block.experts):
+    for n, expert in enumerate(experts):
         name, expected = f"{block.path}.expert{n}".lstrip("."), expert(tokens).numpy()
         state = expert.state_dict()
         alike = str({key: value.shape for key, value in state.items()})
@@ -357,14 +362,18 @@ def _clear(graph: Graph, trace: Trace, batch: int) -> np.ndarray[Any, np.dtype[n
     """Which rows choose their experts by more than rounding could turn around, in every layer and token."""
     clear = np.ones(batch, np.bool_)
     for node, logits in zip(graph.moe_nodes(), trace.logits, strict=True):
-        k, experts = node.attrs["router"].k, node.attrs["router"].experts
-        if k < experts:
+        router: Router = node.attrs["router"]
+        k, experts = router.k, router.experts
+        if k < experts and not router.keyed:
             ordered = np.sort(logits, axis=-1)
             chosen, other = ordered[..., experts - k], ordered[..., experts - k - 1]
             usual = np.median(np.abs(np.where(np.isneginf(logits), np.float32(0), logits)), axis=-1)  # -inf masks
             size = np.maximum(np.maximum(np.abs(chosen), np.abs(other)), usual)
             masked = np.isneginf(other) & (chosen > -np.inf)
             clear &= (masked | (chosen - np.where(masked, 0, other) > MARGIN * size)).all(-1)
+        # PyTorch compares scores, which may be equal where logits are not.
+        scores = clear_choices(torch.from_numpy(logits.reshape(-1, experts)), router, MARGIN)
+        clear &= scores.view(batch, -1).all(1).numpy()
     return clear
 
 

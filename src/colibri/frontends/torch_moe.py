@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from colibri.errors import ExportError
+from colibri.frontends.torch_calls import Rows
 from colibri.frontends.torch_report import BlockFinding
+from colibri.frontends.torch_tape import replaced
 from colibri.graph import NORMALIZE, SCORES, Router
-
-MARGIN = 1e-6  # a choice of experts closer than this (relative) may go either way
 
 torch.library.define("colibri::moe", "(Tensor x, Tensor logits, int width, int block) -> Tensor")
 torch.library.define("colibri::unavailable", "(Tensor x, int[] shape) -> Tensor")
@@ -96,98 +95,98 @@ def registered(module: nn.Module) -> dict[str, Registration]:
 # --- what a block is taken for ----------------------------------------------------------------------------------------
 
 
-Rows = Callable[[Tensor], Tensor]  # tokens (n, in) -> (n, out)
+Rowwise = Callable[[Tensor], Tensor]  # rows (n, in) -> (n, out)
+Mixture = Callable[[Tensor, Tensor], Tensor]  # the experts' input (n, in), logits (n, experts) -> (n, out)
 
 
-@dataclass(frozen=True)
-class Part:
-    """A piece of a block: how it is called, its name for the report."""
+class Surroundings(Protocol):
+    """What a block computes before and after its mixture."""
 
-    name: str
-    call: Rows
+    def __call__(self, inputs: Sequence[Tensor], mixture: Mixture) -> list[Tensor | None]:
+        """The tensors the block returns for its tensor inputs; None where one is not known."""
 
+    def held(self) -> list[Tensor]:
+        """The parameters, buffers and other tensors this reads."""
 
-IDENTITY = Part("x", lambda x: x)
+    def describe(self) -> tuple[str, str, list[str]]:
+        """What gives the logits, what gives the experts' input, and what is done with the mixture."""
 
 
 @dataclass
 class Block:
-    """A claim about a module: y = Σ w·expert(pre(x)) · scale [+ shared] [+ x], w from gate(gate_pre(x))."""
+    """A claim about a module: it computes Σ w·expert(z) amid its `around`, w being the `router`'s.
+
+    z, the logits and the mixture have one row for each of `rows`. `nested`: experts hold blocks themselves, so all run
+    in the main program, and the mixture chooses among their outputs.
+    """
 
     path: str
     module: nn.Module
+    rows: Rows
     experts: list[nn.Module]
-    gate: Part
     router: Router
-    pre: Part = IDENTITY
-    gate_pre: Part = IDENTITY
-    shared: Part | None = None
-    shared_pre: Part = IDENTITY
-    residual: bool = False
-    input_width: int = 0
-    width: int = 0
-    result: Any = None  # an example of what its forward returns
-    main: int = 0  # which leaf of it is y
+    around: Surroundings
+    input_width: int
+    width: int
+    tensors: tuple[str, ...] = ()  # of the module, that the router holds
+    body: str | None = None
+    nested: bool = False
     finding: BlockFinding | None = None
 
-    @property
-    def parts(self) -> int:
-        """How much there is beside gate and experts; of two claims that agree, the smaller is right."""
-        return sum((self.pre is not IDENTITY, self.gate_pre is not self.pre, self.shared is not None, self.residual))
+    def leaf(self, number: int) -> Mixture:
+        """The mixture as one operation, numbered `number`."""
 
-    def around(self, x: Tensor, mixture: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """The block on tokens (n, in), its mixture of (z, logits) computed by `mixture`."""
-        inputs = {part.name: part.call(x) for part in (self.pre, self.gate_pre, self.shared_pre)}
-        y = mixture(inputs[self.pre.name], self.gate.call(inputs[self.gate_pre.name]))
-        if self.shared is not None:
-            y = y + self.shared.call(inputs[self.shared_pre.name])
-        return y + x if self.residual else y
+        def mixture(z: Tensor, logits: Tensor) -> Tensor:
+            x = torch.cat([expert(z) for expert in self.experts], -1) if self.nested else z
+            y: Tensor = torch.ops.colibri.moe(x, logits, self.width, number)
+            return y
+
+        return mixture
+
+    def bodies(self) -> tuple[list[nn.Module], int]:
+        """The experts of that operation, and the width of their input."""
+        if not self.nested:
+            return self.experts, self.input_width
+        count = len(self.experts)
+        return [Picked(n, self.width) for n in range(count)], count * self.width
 
     def __str__(self) -> str:
         r = self.router
-        return f"top-{r.k} of {r.experts}, score {r.score}, normalize {r.normalize}, scale {r.scale:g}"
+        return f"top-{r.k} of {r.experts}, score {r.score}, normalize {r.normalize}, scale {r.scale:g}" + "".join(
+            f", {extra}" for extra in extras(r)
+        )
 
 
-@dataclass(frozen=True)
-class Rejected:
-    """A candidate that is no MoE as far as the numbers tell, and why; `dense_macs` where all its experts run."""
+def extras(router: Router) -> list[str]:
+    """What a router does beside score, normalisation and scale, in words."""
+    r = router
+    told = [
+        (bool(r.bias), "a selection bias"),
+        (r.groups > 1, f"{r.kept_groups} of {r.groups} groups by {r.group_rule}"),
+        (bool(r.expert_scale), "a scale an expert"),
+        (r.epsilon > 0, f"epsilon {r.epsilon:g}"),
+        (r.capacity > 0, f"at most {r.capacity} tokens an expert"),
+        (r.apply == "input", "weights on the input"),
+    ]
+    return [text for holds, text in told if holds]
 
-    path: str
-    kind: str
-    reason: str
-    dense_macs: int = 0  # multiply-accumulates a token in experts that all run
-    experts: int = 0
 
-    def __str__(self) -> str:
-        return f"{self.path or 'the module'} ({self.kind}) was not taken for a Mixture of Experts: {self.reason}"
+class Picked(nn.Module):
+    """Expert `number` of those whose outputs, `width` wide, are laid side by side."""
+
+    def __init__(self, number: int, width: int) -> None:
+        super().__init__()
+        self.start, self.stop = number * width, (number + 1) * width
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(tokens, experts · width) -> (tokens, width)."""
+        return x[:, self.start : self.stop]
 
 
 def kind_of(module: nn.Module) -> str:
     """The class name, also of a module unflattened from a saved program."""
     name = getattr(module, "type_name", None)
     return (name() if callable(name) else name or type(module).__name__).rpartition(".")[2]
-
-
-def route(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
-    """Weights (n, experts), zero where not chosen, and which of the n choices are clear of ties."""
-    p = {"softmax": lambda: logits.softmax(-1), "sigmoid": lambda: logits.sigmoid(), "logit": lambda: logits}[
-        router.score
-    ]()
-    value, order = p.sort(dim=-1, descending=True, stable=True)
-    chosen = torch.zeros_like(p, dtype=torch.bool).scatter(-1, order[:, : router.k], True)
-    # -inf masks an expert, which is as clear as can be while there are k others.
-    clear = torch.isfinite(value[:, : router.k]).all(-1) & ~torch.isnan(p).any(-1)
-    if router.k < router.experts:
-        last, next_ = value[:, router.k - 1], value[:, router.k]
-        clear &= ((last - next_) > MARGIN * torch.maximum(last.abs(), next_.abs())) | torch.isneginf(next_)
-    w = torch.where(chosen, p, 0.0)
-    if router.normalize == "sum":
-        w = w / w.sum(-1, keepdim=True)
-    elif router.normalize == "softmax":
-        w = torch.where(chosen, p, -math.inf).softmax(-1)
-    elif router.normalize == "one":
-        w = chosen.float()
-    return w * router.scale, clear
 
 
 # --- tracing ----------------------------------------------------------------------------------------------------------
@@ -198,45 +197,35 @@ def leaves(blocks: Sequence[Block]) -> Iterator[None]:
     """While this is open, each block's mixture is one `colibri::moe` operation numbered as in `blocks`."""
     with contextlib.ExitStack() as stack:
         for number, block in enumerate(blocks):
-            stack.enter_context(_patched(block, number))
+            stack.enter_context(replaced(block.module, lambda forward, b=block, n=number: _leaf(forward, b, n)))
         yield
 
 
-@contextlib.contextmanager
-def _patched(block: Block, number: int) -> Iterator[None]:
-    module = block.module
-    held = module.__dict__.get("forward")
-
-    @functools.wraps(module.forward)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        x = next(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-        y = block.around(
-            x.reshape(-1, x.shape[-1]), lambda z, logits: torch.ops.colibri.moe(z, logits, block.width, number)
-        )
-        results, spec = pytree.tree_flatten(block.result)
-        results = [torch.ops.colibri.unavailable(x, r.shape) if isinstance(r, Tensor) else r for r in results]
-        results[block.main] = y.view((*x.shape[:-1], block.width))
+def _leaf(forward: Callable[..., Any], block: Block, number: int) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        outs = iter(block.around(inputs, block.leaf(number)))
+        results, spec = pytree.tree_flatten(block.rows.calls.result)
+        for n, r in enumerate(results):
+            if isinstance(r, Tensor):
+                out = next(outs)
+                results[n] = torch.ops.colibri.unavailable(inputs[0], r.shape) if out is None else out
         return pytree.tree_unflatten(results, spec)
 
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
-        if held is not None:
-            module.forward = held
+    return run
 
 
 __all__ = [
-    "IDENTITY",
     "Block",
-    "Part",
+    "Mixture",
+    "Picked",
     "Registration",
-    "Rejected",
-    "Rows",
+    "Rowwise",
+    "Surroundings",
+    "extras",
     "kind_of",
     "leaves",
     "register_moe",
     "registered",
-    "route",
 ]  # fmt: skip
