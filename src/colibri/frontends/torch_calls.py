@@ -37,6 +37,8 @@ class Calls:
         if self.seen and [x.shape[1:] for x in inputs] != [x.shape[1:] for x in self.seen[0]]:
             self.usable = False  # called with different shapes: not a block one operation can stand for
             return
+        if len(inputs[0]) == 0:
+            return  # an expert that no row chose: nothing is learned from it
         if not self.seen:
             self.leaves, self.spec, self.at, self.result = leaves, spec, at, result
         self.seen.append([x.clone() for x in inputs])

@@ -71,7 +71,7 @@ class OfRows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, in) -> (rows, out)."""
-        y: Tensor = self.expert(x.reshape(-1, *self.inner))
+        y: Tensor = self.expert(x.unflatten(1, self.inner))
         return y.flatten(1)
 
 
@@ -166,7 +166,7 @@ def mixed(experts: Sequence[nn.Module], rows: Tensor, weights: Tensor, apply: st
 
 
 def _flat(x: Tensor, sample: bool) -> Tensor:
-    return x.reshape(len(x), -1) if sample else x.reshape(-1, x.shape[-1])
+    return x.flatten(1) if sample else x.reshape(-1, x.shape[-1])
 
 
 def _direction(given: Tensor, rows: Tensor) -> Tensor:
