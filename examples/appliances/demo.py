@@ -96,8 +96,9 @@ def main() -> None:
         series = test.series
 
     logits, routes = in_pytorch(model, series)
-    table = Table("", "flash (model)", "RAM (context)", "MACs a series", "largest difference", "same expert", "same class",
-                  "accuracy", title=f"{len(series):,} {'made-up' if test is None else 'test'} series")  # fmt: skip
+    title = f"{len(series):,} {'made-up' if test is None else 'test'} series"
+    columns = ("flash (model)", "RAM (context)", "MACs a series", "largest difference", "same expert", "same class")
+    table = Table("", *columns, "accuracy", title=title)
     table.add_row("PyTorch", *[""] * 6, accuracy(logits, test.labels) if test else "–")
     for dtype in ("fp32", "int8"):
         size = export(model, calibration, dtype, console)

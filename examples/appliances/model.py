@@ -1,4 +1,4 @@
-"""The classifier: a convolutional stem, then one of several small convolutional networks for the whole series, a head."""
+"""The classifier: a convolutional stem, then one of several small convolutional networks for a whole series."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ EXPERTS, HIDDEN, WIDTH = 4, 24, 32  # of the mixture
 def expert(hidden: int, width: int) -> nn.Sequential:
     """Two convolutions and the mean over time: (series, CHANNELS, time) -> (series, width)."""
     return nn.Sequential(
-        nn.Conv1d(CHANNELS, hidden, 5, padding=2),
+        nn.Conv1d(CHANNELS, hidden, 7, padding=3),
         nn.BatchNorm1d(hidden),
         nn.ReLU(),
         nn.MaxPool1d(2),
-        nn.Conv1d(hidden, width, 3, padding=1),
+        nn.Conv1d(hidden, width, 5, padding=4, dilation=2),
         nn.BatchNorm1d(width),
         nn.ReLU(),
         nn.AdaptiveAvgPool1d(1),
@@ -83,7 +83,7 @@ def cost(model: Classifier) -> tuple[int, int]:
 
     def count(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
         nonlocal parameters, macs
-        parameters += sum(p.numel() for p in module.parameters())
+        parameters += len(output) * sum(p.numel() for p in module.parameters())
         if isinstance(module, nn.Conv1d | nn.Linear):
             macs += output.numel() * module.weight[0].numel()
 
