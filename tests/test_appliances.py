@@ -144,6 +144,7 @@ def test_another_wheel_is_refused_by_name(tmp_path: Path) -> None:
         ("", "96 values each"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:loadtxt")  # of the empty file
 def test_other_content_is_refused_by_name(tmp_path: Path, content: str, said: str) -> None:
     with pytest.raises(data.DataError, match=said):
         data.read(wheel(tmp_path, content)[0], "TRAIN")

@@ -63,8 +63,8 @@ def accuracy(logits: Numbers, labels: data.Labels) -> str:
 
 def regimes(routes: Numbers, logits: Numbers, test: data.Split, experts: int) -> Table:
     """Of each class, the share of series that each expert takes, and how often the expert is right."""
-    table = Table(title="which expert takes which appliance (shares of the class)")
-    for column in ("", *(f"class {n + 1}" for n in range(data.CLASSES)), "all", "right"):
+    table = Table(title="where the series of each class go, and how many the expert gets right")
+    for column in ("class", *(f"{n + 1}" for n in range(data.CLASSES)), "all", "right"):
         table.add_column(column, justify="right")
     right = logits.argmax(axis=-1) == test.labels
     for e in range(experts):
@@ -96,24 +96,27 @@ def main() -> None:
         series = test.series
 
     logits, routes = in_pytorch(model, series)
-    title = f"{len(series):,} {'made-up' if test is None else 'test'} series"
-    columns = ("flash (model)", "RAM (context)", "MACs a series", "largest difference", "same expert", "same class")
-    table = Table("", *columns, "accuracy", title=title)
-    table.add_row("PyTorch", *[""] * 6, accuracy(logits, test.labels) if test else "–")
+    columns = [["–", "–", "–", "–", "–", "–", accuracy(logits, test.labels) if test else "–"]]
     for dtype in ("fp32", "int8"):
         size = export(model, calibration, dtype, console)
         engine = colibri.load(BUILD / dtype)
         y, chosen = engine(series), engine.routes(series)[0].reshape(-1)
-        table.add_row(
-            f"{dtype} in C",
-            f"{size['BYTES']:,}",
-            f"{size['CONTEXT_BYTES']:,}",
+        columns.append([
+            f"{size['BYTES']:,} bytes",
+            f"{size['CONTEXT_BYTES']:,} bytes",
             f"{size['WORST_MACS']:,}",
             f"{np.abs(y - logits).max() / np.abs(logits).max():.1e}",
             f"{np.mean(chosen == routes):.2%}",
             f"{np.mean(y.argmax(axis=-1) == logits.argmax(axis=-1)):.2%}",
             accuracy(y, test.labels) if test else "–",
-        )
+        ])  # fmt: skip
+    table = Table(title=f"{len(series):,} {'made-up' if test is None else 'test'} series")
+    for column in ("", "PyTorch", "fp32 in C", "int8 in C"):
+        table.add_column(column, justify="right" if column else "left")
+    names = ("flash, the model", "RAM, a context", "multiply-accumulates", "largest difference / largest logit",
+             "same expert as PyTorch", "same class as PyTorch", "accuracy")  # fmt: skip
+    for row in zip(names, *columns, strict=True):
+        table.add_row(*row)
     console.print(table)
     if test is not None:
         console.print(regimes(routes, logits, test, engine.num_experts))

@@ -71,7 +71,7 @@ class OfRows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, in) -> (rows, out)."""
-        y: Tensor = self.expert(x.reshape(len(x), *self.inner))
+        y: Tensor = self.expert(x.reshape(x.shape[0], *self.inner))
         return y.flatten(1)
 
 
