@@ -83,7 +83,7 @@ REFUSED: list[tuple[Any, str]] = [
     (near.Hashed, "nothing gives one logit for each of the 2 experts"),
     (near.ByPosition, "moe"),
     (near.SwitchBatch, "the output of a sample depends on other samples"),
-    (near.GShardCapacity, "no router reproduces it; the nearest is.*its tokens depend on the other tokens of their sample"),
+    (near.GShardCapacity, "no router reproduces it.*its tokens depend on the other tokens of their sample"),
     (near.DropsToInput, "no weighted sum of what the 4 experts give; its tokens depend on the other tokens"),
     (near.ExpertChoice, "moe"),
     (near.RandomSecond, "its output is random in eval mode"),
@@ -114,7 +114,7 @@ def test_what_is_no_mixture_is_a_plain_program_or_refused(block: Any) -> None:
     try:
         graph, report, *_ = from_torch(model, rows(3, 0), calibration=rows(32, 1))
     except ExportError as error:
-        assert "moe" in str(error)
+        assert "moe" in str(error) or "batch sizes" in str(error)
         return
     assert not report.blocks and not list(graph.moe_nodes())
     x = rows(16, 7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -25,22 +26,34 @@ class Calls:
         self.at: list[int] = []  # which of them are tensors
         self.result: Any = None
         self.seen: list[list[Tensor]] = []  # the tensors of each call
+        self.sizes: dict[int, int] = {}  # numbers among the arguments that are so many times the samples
 
     def hook(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         """A forward hook that remembers one call."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         at = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         inputs = [leaves[n].detach() for n in at]
+        results = [y for y in pytree.tree_leaves(result) if isinstance(y, Tensor)]
+        if any(map(torch._C._functorch.is_batchedtensor, (*inputs, *results))):
+            self.usable = False  # under vmap: tensors that must not be kept
+            return
+        if any(x.numel() == 0 for x in inputs):
+            return  # an expert that nobody chose
         if not inputs or any(x.dim() < 2 or x.dtype != torch.float32 or len(x) != len(inputs[0]) for x in inputs):
             self.usable = False
             return
         if self.seen and [x.shape[1:] for x in inputs] != [x.shape[1:] for x in self.seen[0]]:
             self.usable = False  # called with different shapes: not a block one operation can stand for
             return
-        if len(inputs[0]) == 0:
-            return  # an expert that no row chose: nothing is learned from it
+        numbers = {n: leaf for n, leaf in enumerate(leaves) if isinstance(leaf, int) and not isinstance(leaf, bool)}
         if not self.seen:
             self.leaves, self.spec, self.at, self.result = leaves, spec, at, result
+            self.sizes = {n: m // len(inputs[0]) for n, m in numbers.items() if m and m % len(inputs[0]) == 0}
+        for n, m in numbers.items():
+            if m == self.leaves[n] and len(inputs[0]) != len(self.seen[0][0] if self.seen else inputs[0]):
+                self.sizes.pop(n, None)  # the same whatever the number of samples
+            elif m != self.leaves[n] and m != self.sizes.get(n, 0) * len(inputs[0]):
+                self.usable = False
         self.seen.append([x.clone() for x in inputs])
 
     def arguments(self, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
@@ -48,6 +61,8 @@ class Calls:
         leaves = list(self.leaves)
         for n, x in zip(self.at, inputs, strict=True):
             leaves[n] = x
+        for n, factor in self.sizes.items():
+            leaves[n] = factor * len(inputs[0])
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return args, kwargs
 
@@ -81,9 +96,9 @@ class Rows:
     def split(self, rows: Tensor) -> list[Tensor]:
         """The module's inputs made of whole samples' rows."""
         samples = len(rows) // self.per_sample
-        return [
-            part.reshape(samples, *inner) for part, inner in zip(rows.split(self.widths, 1), self.inner, strict=True)
-        ]
+        ends = itertools.accumulate(self.widths)
+        parts = [rows[:, end - width : end] for end, width in zip(ends, self.widths, strict=True)]
+        return [part.reshape(samples, *inner) for part, inner in zip(parts, self.inner, strict=True)]
 
     @property
     def real(self) -> Tensor:

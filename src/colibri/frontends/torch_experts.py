@@ -7,7 +7,8 @@ weights. Experts that are slices of parameters are taken out one at a time, and 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -71,7 +72,7 @@ class OfRows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, in) -> (rows, out)."""
-        y: Tensor = self.expert(x.reshape(x.shape[0], *self.inner))
+        y: Tensor = self.expert(x.reshape(-1, *self.inner))
         return y.flatten(1)
 
 
@@ -95,12 +96,12 @@ class ModuleExperts:
         given = torch.cat([_flat(x, sample) for _, x, _ in used])
         experts = [OfRows(m, inner) for m in self.watched] if sample and len(inner) > 1 else self.watched
         nothing = probe.record(lambda e, y: torch.zeros_like(y))
-        values = [(v, _rows(probe, v)) for v in probe.before(given.shape[1])]
+        values = [(v, _rows(probe, v)) for v in _different(probe, given.shape[1])]
         equal = [v for v, rows in values if _among(given, rows)]
         for z in equal or [v for v, rows in values if (_direction(given, rows) >= 0).all()]:
             apply = "output" if equal else "input"
             with contextlib.suppress(Exception):  # experts that do not take flat rows are none of this place
-                yield from list(self._mixtures(probe, list(experts), z, apply, nothing))
+                yield from _ordered(self._mixtures(probe, list(experts), z, apply, nothing))
 
     def _mixtures(
         self, probe: Probe, experts: list[nn.Module], z: int, apply: str, nothing: Recording
@@ -154,6 +155,11 @@ class ModuleExperts:
         return weights
 
 
+def _ordered(places: Iterable[Place]) -> list[Place]:
+    """Mixtures of nothing else first; of those the last, which has the weights where these are multiplied late."""
+    return sorted(places, key=lambda place: (place.base is not None, -place.mixture))
+
+
 def mixed(experts: Sequence[nn.Module], rows: Tensor, weights: Tensor, apply: str, width: int) -> Tensor:
     """Σ w·expert(rows), or Σ expert(w·rows), over the experts whose weight is not zero; (n, width)."""
     total = rows.new_zeros(len(rows), width)
@@ -197,7 +203,13 @@ def _bases(probe: Probe, before: Tensor) -> list[int | None]:
     """The value that a mixture of nothing is: None where it is zero; empty where it is no value."""
     if not before.any():
         return [None]
-    return [v for v in probe.before(before.shape[1]) if torch.equal(_rows(probe, v), before)][:1]
+    equal = (v for v in probe.before(before.shape[1]) if torch.equal(_rows(probe, v), before))
+    return list(itertools.islice(equal, 1))
+
+
+def _different(probe: Probe, width: int) -> list[int]:
+    """The values of this width that need no expert, the first of those that are equal."""
+    return list({_rows(probe, v).numpy().tobytes(): v for v in reversed(probe.before(width))}.values())[::-1]
 
 
 def _rows(probe: Probe, value: int) -> Tensor:
@@ -232,6 +244,9 @@ class StackedExperts:
 
     def places(self, probe: Probe) -> Iterator[Place]:
         """One for each body that gives what is missing without an expert, up to a weight."""
+        yield from _ordered(self._mixtures(probe))
+
+    def _mixtures(self, probe: Probe) -> Iterator[Place]:
         nothing = self._without(probe.record, range(self.count))
         each = [self._without(probe.record, [e]) for e in range(self.count)]
         met: set[bytes] = set()
@@ -253,7 +268,7 @@ class StackedExperts:
         found: list[tuple[float, Place]] = []
         sizes = {n for stack in self.group for n in stack.shape}
         for size in sorted(sizes):
-            for z in probe.before(size):
+            for z in _different(probe, size):
                 for body in bodies(self.group, size, width):
                     experts = body.experts()
                     error = _misfit(shares, torch.stack([expert(_rows(probe, z)) for expert in experts], 1))
@@ -294,4 +309,4 @@ def stacked(group: Sequence[Stack]) -> Iterator[StackedExperts]:
     return (StackedExperts(some) for some in subsets(group))
 
 
-__all__ = ["Experts", "ModuleExperts", "Place", "StackedExperts", "mixed", "stacked"]
+__all__ = ["Experts", "ModuleExperts", "OfRows", "Place", "StackedExperts", "mixed", "stacked"]

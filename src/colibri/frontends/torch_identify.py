@@ -8,6 +8,7 @@ tokens the model really feeds it. Only an agreement to rounding counts.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from colibri.frontends.torch_calls import UNITS, Calls, Rows
-from colibri.frontends.torch_experts import Experts, ModuleExperts, stacked
+from colibri.frontends.torch_experts import Experts, ModuleExperts, OfRows, stacked
 from colibri.frontends.torch_moe import Block, Registration, kind_of
 from colibri.frontends.torch_register import check
 from colibri.frontends.torch_report import Rejected
@@ -35,27 +36,28 @@ def find_blocks(
     """
     candidates = {p: m for p, m in module.named_modules() if p in claims or next(_groups(m), None) is not None}
     calls = {path: Calls(m) for path, m in candidates.items()}
-    hooks = [m.register_forward_hook(calls[p].hook, with_kwargs=True) for p, m in candidates.items()]
-    try:
+    with _watching(calls):
         for run in runs:
             module(*run)
-    finally:
-        for hook in hooks:
-            hook.remove()
+        with contextlib.suppress(Exception):  # another number of samples, which some arguments may follow
+            module(*(torch.cat([x, x[:1]]) for x in runs[0]))
     checked = {path: check(path, candidates[path], claims[path], calls[path]) for path in claims}
     blocks = [block for block in checked.values() if block is not None]
     settled = _Settled()
     for block in blocks:
         settled.add(block)
     rejected: list[Rejected] = []
-    for path, m in reversed(candidates.items()):  # inner ones first: what is around a block is not part of it
-        if path in claims or settled.holds(m):
+    todo = [path for path in candidates if path not in claims]
+    while todo:
+        path = todo.pop()  # inner ones first: what is around a block is not part of it
+        if settled.holds(candidates[path]):
             continue
-        found = _identify(path, m, calls[path], settled)
+        found = _identify(path, candidates[path], calls[path], settled)
         if isinstance(found, Block):
             blocks.append(found)
             settled.add(found)
             rejected = [r for r in rejected if not _within(r.path, path)]
+            todo += _uncalled(found, calls)
         elif found is not None and not any(_within(r.path, path) for r in rejected):
             rejected.append(found)
     for block in blocks:
@@ -63,6 +65,26 @@ def find_blocks(
         block.nested = any(id(other.module) in inside for other in blocks)
     order = list(candidates)
     return sorted(blocks, key=lambda b: order.index(b.path)), rejected[::-1]
+
+
+@contextlib.contextmanager
+def _watching(calls: Mapping[str, Calls]) -> Iterator[None]:
+    hooks = [c.module.register_forward_hook(c.hook, with_kwargs=True) for c in calls.values()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _uncalled(block: Block, calls: Mapping[str, Calls]) -> list[str]:
+    """The candidates inside experts that no row has chosen, after these experts have been called on random rows."""
+    inside = {id(m): expert for expert in block.experts for m in expert.modules()}
+    left = {path: c for path, c in calls.items() if id(c.module) in inside and c.usable and not c.seen}
+    with _watching(left):
+        for expert in {id(e): e for e in (inside[id(c.module)] for c in left.values())}.values():
+            expert(torch.randn(8, block.input_width, generator=torch.Generator().manual_seed(8)))
+    return list(left)
 
 
 def _within(path: str, outer: str) -> bool:
@@ -81,7 +103,9 @@ class _Settled:
         inside = {id(m) for expert in block.experts for m in expert.modules()}
         ours = [m for m in block.module.modules() if m is not block.module and id(m) not in inside]
         self._around |= {id(m) for m in ours}
-        self._all |= {*inside, *self._around, *(id(t) for t in block.module.parameters())}
+        experts = (expert.expert if isinstance(expert, OfRows) else expert for expert in block.experts)
+        tensors = (t for m in (block.module, *ours) for t in m.parameters(recurse=False))
+        self._all |= {*self._around, *map(id, experts), *map(id, tensors)}
 
     def holds(self, module: nn.Module) -> bool:
         """Whether the module is part of a block, but of none of its experts."""
@@ -165,8 +189,7 @@ def _dense(probe: Probe, experts: Experts) -> bool:
     if not experts.watched:
         return probe.program.first == len(probe.program.one.calls)
     inputs = {e: x for e, x, _ in probe.seen.used}
-    first = next(iter(inputs.values()), None)
-    return len(inputs) == experts.count and all(torch.equal(x, first) for x in inputs.values())
+    return len(inputs) == experts.count and all(torch.equal(x, inputs[0]) for x in inputs.values())
 
 
 def dense_cost(rejected: Rejected) -> str | None:

@@ -197,11 +197,11 @@ def leaves(blocks: Sequence[Block]) -> Iterator[None]:
     """While this is open, each block's mixture is one `colibri::moe` operation numbered as in `blocks`."""
     with contextlib.ExitStack() as stack:
         for number, block in enumerate(blocks):
-            stack.enter_context(replaced(block.module, lambda forward, b=block, n=number: _leaf(forward, b, n)))
+            stack.enter_context(replaced(block.module, functools.partial(_leaf, block, number)))
         yield
 
 
-def _leaf(forward: Callable[..., Any], block: Block, number: int) -> Callable[..., Any]:
+def _leaf(block: Block, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
         inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]

@@ -57,8 +57,8 @@ class Search:
                     best = min(best, found)
         if self.shared > 1:
             return (
-                f"{best[1]}; its tokens depend on the other tokens of their sample, and of what makes them do so only a "
-                "capacity that takes tokens in their order is known"
+                f"{best[1]}; its tokens depend on the other tokens of their sample, and of what makes them do so only "
+                "a capacity that takes tokens in their order is known"
             )
         return best[1]
 

@@ -144,8 +144,7 @@ class Body:
         if self.form == "three":
             return linear(act(h) * linear(x, 1), 2)
         if self.form == "interleaved":
-            pairs = h.unflatten(-1, (-1, 2))
-            return linear(act(pairs[..., 0]) * pairs[..., 1], 1)
+            return linear(act(h[..., ::2]) * h[..., 1::2], 1)
         first, second = h.chunk(2, -1)
         gate, up = (first, second) if self.form == "halves" else (second, first)
         return linear(act(gate) * up, 1)

@@ -9,6 +9,7 @@ eager mode or while torch.export traces, as the ordinary tensor operations it is
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -158,7 +159,7 @@ class Recording(TorchFunctionMode):
         at, source = len(self.calls), self._current.get(id(writer))
         whole = tensor.is_contiguous() and writer.is_contiguous() and tensor.numel() == writer.numel()
         known = whole and source is not None
-        args = ((Ref(source), tuple(tensor.shape)), {}) if source is not None else ((), {})
+        args: Any = ((Ref(source), tuple(tensor.shape)), {}) if source is not None else ((), {})
         self.calls.append(Call(torch.Tensor.reshape if known else OVERWRITTEN, args, self._paths[-1]))
         self.calls[-1].results.append(self._value(tensor, at, 0))
 
@@ -192,7 +193,7 @@ class Recording(TorchFunctionMode):
         hooks = []
         with contextlib.ExitStack() as stack:
             for n, expert in enumerate(self.experts):
-                stack.enter_context(replaced(expert, lambda forward, n=n: self._expert(n, forward)))
+                stack.enter_context(replaced(expert, functools.partial(self._expert, n)))
             for path, m in self.module.named_modules():
                 hooks.append(m.register_forward_pre_hook(lambda m, args, path=path: self._paths.append(path)))
                 hooks.append(m.register_forward_hook(lambda m, args, y: self._leave(), always_call=True))
@@ -369,9 +370,9 @@ class Program:
         place = self.place(value)
         if place is None:
             return None
-        shapes = (tuple(self.find(r, place).shape) for r in (self.one, self.two))
+        one, two = (tuple(self.find(r, place).shape) for r in (self.one, self.two))
         try:
-            merged: tuple[Any, ...] = self._merged(*shapes, 0, {})
+            merged: tuple[Any, ...] = self._merged(one, two, 0, {})
         except _DifferError:
             return None
         return merged

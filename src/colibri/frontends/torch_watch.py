@@ -31,6 +31,9 @@ class Probe:
     ) -> None:
         self.rows, self.experts = rows, experts
         self._stacked = set() if experts else {id(t) for t in theirs}
+        self.tokens: Tensor
+        self.seen: Recording
+        self.program: Program
         if like is not None and not experts:
             self.tokens, self.seen, self.program = like.tokens, like.seen, like.program
             return
@@ -78,8 +81,8 @@ class Probe:
         return 0 if rows is None else rows.shape[1]
 
     def before(self, width: int) -> list[int]:
-        """Values whose rows have this width and that need no expert, the first of those that are equal."""
-        found: dict[bytes, int] = {}
+        """Values whose rows have this width and that need no expert: those that differ, then those equal to one."""
+        found: dict[bytes, list[int]] = {}
         for value, (call, _) in enumerate(self.program.one.origin):
             if call >= self.program.first or self.width(value) != width:
                 continue
@@ -88,8 +91,8 @@ class Probe:
                 continue
             rows = self.at(value)
             assert rows is not None
-            found.setdefault(rows.numpy().tobytes(), value)
-        return list(found.values())
+            found.setdefault(rows.numpy().tobytes(), []).append(value)
+        return [same[0] for same in found.values()] + [v for same in found.values() for v in same[1:]]
 
     def mixtures(self, width: int | None = None) -> Iterator[int]:
         """Values that cut the experts off: the block's output needs nothing of them but this value."""
