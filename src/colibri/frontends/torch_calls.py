@@ -49,6 +49,12 @@ class Calls:
         if not self.seen:
             self.leaves, self.spec, self.at, self.result = leaves, spec, at, result
             self.sizes = {n: m // len(inputs[0]) for n, m in numbers.items() if m and m % len(inputs[0]) == 0}
+        flags = [(n, leaf) for n, leaf in enumerate(leaves) if n not in numbers and n not in at]
+        if len(leaves) != len(self.leaves) or any(
+            leaf is not (held := self.leaves[n]) and leaf != held for n, leaf in flags
+        ):
+            self.usable = False  # called in different ways
+            return
         for n, m in numbers.items():
             if m == self.leaves[n] and len(inputs[0]) != len(self.seen[0][0] if self.seen else inputs[0]):
                 self.sizes.pop(n, None)  # the same whatever the number of samples

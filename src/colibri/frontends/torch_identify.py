@@ -58,8 +58,10 @@ def find_blocks(
             settled.add(found)
             rejected = [r for r in rejected if not _within(r.path, path)]
             todo += _uncalled(found, calls)
-        elif found is not None and not any(_within(r.path, path) for r in rejected):
-            rejected.append(found)
+        elif found is not None:
+            # A bank of experts without a gate is part of what is around it, which has one.
+            rejected = [r for r in rejected if r.gated or not found.gated or not _within(r.path, path)]
+            rejected += [] if any(_within(r.path, path) for r in rejected) else [found]
     for block in blocks:
         inside = {id(m) for expert in block.experts for m in expert.modules()}
         block.nested = any(id(other.module) in inside for other in blocks)
@@ -165,8 +167,9 @@ def _identify(path: str, m: nn.Module, calls: Calls, settled: _Settled) -> Block
             if isinstance(found, Block):
                 return found
             macs = _macs(experts) if _dense(probe, experts) else 0
-            reasons.append(Rejected(path, kind_of(m), found, macs, experts.count))
-    return reasons[0] if reasons else None
+            gated = bool(probe.before(experts.count))
+            reasons.append(Rejected(path, kind_of(m), found, macs, experts.count, gated))
+    return min(reasons, key=lambda r: not r.gated, default=None)
 
 
 def _plausible(probe: Probe, experts: Experts) -> bool:

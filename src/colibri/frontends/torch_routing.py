@@ -169,9 +169,8 @@ def _weightings(seen: Seen, vectors: Mapping[str, Tensor]) -> Iterator[Proposal]
     full = (counts == k) & torch.isfinite(seen.logits).any(1)
     chosen, theirs, logits = chosen[full], seen.weights[full], seen.logits[full]
     kinds = [("logit", "one"), ("softmax", "none"), ("sigmoid", "none"), ("sqrt_softplus", "none")]
-    if k > 1:
-        kinds += [("logit", "softmax")] if k < experts else []
-        kinds += [("sigmoid", "sum"), ("sqrt_softplus", "sum"), ("softmax", "sum")]
+    kinds += [("logit", "softmax")] if 1 < k < experts else []
+    kinds += [("sigmoid", "sum"), ("sqrt_softplus", "sum"), ("softmax", "sum")]
     kinds += [("sigmoid", "clamped"), ("softmax", "clamped"), ("softmax", "one"), ("sigmoid", "one")]
     for score, normalize in kinds:
         p = torch.where(chosen, _scores(logits, score), 0.0)
@@ -184,7 +183,7 @@ def _weightings(seen: Seen, vectors: Mapping[str, Tensor]) -> Iterator[Proposal]
             ours = p
         else:
             total = p.double().sum(1, keepdim=True)
-            epsilon = _epsilon(total[:, 0], theirs.double().sum(1), normalize)
+            epsilon = _epsilon(p.double(), total[:, 0], theirs.double(), normalize)
             if normalize == "clamped" and epsilon == 0:
                 continue  # nothing but "sum"
             whole = total + epsilon if normalize == "sum" else total.clamp_min(epsilon)
@@ -193,13 +192,18 @@ def _weightings(seen: Seen, vectors: Mapping[str, Tensor]) -> Iterator[Proposal]
         yield _scaled(router, ours, theirs, chosen, vectors)
 
 
-def _epsilon(total: Tensor, sums: Tensor, normalize: str) -> float:
-    """What `total` was increased by, or clamped to, before it divided the scores, whose sums are then `sums`."""
-    ratio = total / sums  # (total + epsilon) / scale, or max(total, epsilon) / scale
-    usable = torch.isfinite(ratio) & (total > 0)
+def _epsilon(p: Tensor, total: Tensor, theirs: Tensor, normalize: str) -> float:
+    """What `total` was increased by, or clamped to, before it divided the scores p, from the weights that gave.
+
+    One expert tells, the one in the smallest sum: p / w is (total + epsilon) / scale, or max(total, epsilon) / scale.
+    """
+    ratio = p / theirs
+    usable = torch.isfinite(ratio) & (p > 0)
     if not usable.any():
         return 0.0
-    total, ratio = total[usable], ratio[usable]
+    expert = int(torch.where(usable, total[:, None], math.inf).amin(0).argmin())
+    rows = usable[:, expert]
+    total, ratio = total[rows], ratio[rows, expert]
     (least, low), (most, high) = ((total[n], ratio[n]) for n in (total.argmin(), total.argmax()))
     if normalize == "clamped":
         epsilon = float(low * most / high)

@@ -47,7 +47,7 @@ class Search:
                 f"nothing gives one logit for each of the {count} experts a {unit}: let a tensor (…, {count}) decide, "
                 "the largest winning"
             )
-        best = (math.inf, f"its output is no weighted sum of what the {count} experts give")
+        best = (True, math.inf, f"its output is no weighted sum of what the {count} experts give")
         for place in self.experts.places(self.probe):
             for logits in candidates:
                 for proposal in self._proposals(place, logits)[:TRIED]:
@@ -57,10 +57,10 @@ class Search:
                     best = min(best, found)
         if self.shared > 1:
             return (
-                f"{best[1]}; its tokens depend on the other tokens of their sample, and of what makes them do so only "
+                f"{best[2]}; its tokens depend on the other tokens of their sample, and of what makes them do so only "
                 "a capacity that takes tokens in their order is known"
             )
-        return best[1]
+        return best[2]
 
     def _dependence(self) -> str | None:
         """Why the block is no function of its rows, not even of the rows of a sample together."""
@@ -72,8 +72,9 @@ class Search:
         self.shared = self.rows.per_sample
         return whole.dependence(sets(whole)[0])
 
-    def _claim(self, place: Place, logits: int, proposal: Proposal) -> Block | str | tuple[float, str]:
-        """The block where the proposal is right; a string where it almost is; else its error, and what it says."""
+    def _claim(self, place: Place, logits: int, proposal: Proposal) -> Block | str | tuple[bool, float, str]:
+        """The block where the proposal is right; a string where it almost is; else whether it is contrived, its error,
+        and what it says."""
         around = Watched(self.probe, logits, place.input, place.mixture, place.base)
         block = Block(
             self.path, self.module, self.rows, place.experts, replace(proposal.router, apply=place.apply), around,
@@ -84,7 +85,8 @@ class Search:
             block.finding = measure(block, error)
             error = block.finding.error
         if error > TOLERANCE:
-            return error, f"no router reproduces it; the nearest is {block}, with relative error {error:.1e}"
+            contrived = proposal.complexity > 1
+            return contrived, error, f"no router reproduces it; the nearest is {block}, with relative error {error:.1e}"
         hidden = self._hidden(block)
         if hidden is None:
             return block

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from colibri.frontends.torch_calls import Rows, rows_of
 from colibri.frontends.torch_moe import Mixture
-from colibri.frontends.torch_tape import SHAPES, Expert, Program, Recording, function_name, refs
+from colibri.frontends.torch_program import SHAPES, Program, function_name
+from colibri.frontends.torch_tape import Expert, Recording, refs
 
 ROWS = 48  # at least, of the recordings in which values are looked for
 
