@@ -167,6 +167,10 @@ def export(
     workers: Annotated[
         int | None, typer.Option(help="Of a language model: processes that write it; default: the CPUs, up to 4.")
     ] = None,
+    stream: Annotated[
+        int | None,
+        typer.Option(help="Take a moment at a time and keep the past: the axis of time in the inputs, batch included."),
+    ] = None,
     explain: Annotated[
         bool,
         typer.Option("--explain", help="Of a program: what each block was taken for or why not, also when refused."),
@@ -178,7 +182,7 @@ def export(
     if (model / "config.json").is_file():
         with errors(as_json, debug):
             unused = {"--budget": budget, "--max-error": max_error, "--architecture": architecture,
-                      "--calibration": calibration, "--prune-experts": prune_experts}  # fmt: skip
+                      "--calibration": calibration, "--prune-experts": prune_experts, "--stream": stream}  # fmt: skip
             for option, value in unused.items():
                 if value is not None:
                     raise ExportError(f"{option} is not for language models: leave it out")
@@ -198,8 +202,9 @@ def export(
         if calibration is not None:
             rows = [np.asarray(x, np.float32) for x in _arrays(calibration, graph.inputs)]
         how = exporter.Quantization(dtype, activations, residual_share, _bytes(budget), max_error)
-        built = exporter.build(graph, quantization=how, selection=selection, max_batch=max_batch or batch,
-                               calibration=rows, expert_align=expert_align, on_stage=advance)  # fmt: skip
+        batch = max_batch or (batch if stream is None else 1)
+        built = exporter.build(graph, quantization=how, selection=selection, max_batch=batch, calibration=rows,
+                               expert_align=expert_align, on_stage=advance, stream_axis=stream)  # fmt: skip
         target = exporter.write(built, output, style)
     summary = {**built.summary(), "path": str(target)}
     if report is not None:

@@ -20,6 +20,7 @@ from typing import Any
 from colibri import spec
 from colibri.emit.files import write_files
 from colibri.errors import ModelError
+from colibri.graph import ENDLESS
 from colibri.layouts import attention_macs, cache_pages, delay_slots, page_bytes
 from colibri.package import Package, find, open_package
 
@@ -40,7 +41,7 @@ class Changed:
 
 def longest_context(package: Package) -> int:
     """Most tokens that the tables of a language model hold positions for; raises ModelError for another model."""
-    if not int(package.header["context_tokens"]):
+    if int(package.header["context_tokens"]) in (0, ENDLESS):
         raise ModelError(f"{package.path} is no language model: it has no context length")
     rows = [int(package.tensors[op["w0"]]["cols"]) // int(op["dims"][1]) for op in _main(package)
             if _CODE[int(op["code"])] == "rope"]  # fmt: skip

@@ -56,8 +56,8 @@ def test_a_path_ending_in_bin_is_the_only_file(tmp_path: Path) -> None:
 
 
 def test_a_refusal_writes_nothing_and_keeps_the_module(tmp_path: Path) -> None:
-    module = nn.Sequential(nn.Linear(3, 3), nn.GRU(3, 3, batch_first=True)).train()
-    with pytest.raises(colibri.ExportError, match=r"1 \(GRU\)|gru"):
+    module = nn.Sequential(nn.Linear(3, 3), nn.Hardshrink()).train()
+    with pytest.raises(colibri.ExportError, match=r"^1: aten\.\w+ is not supported"):
         colibri.export(module, torch.randn(4, 5, 3), tmp_path / "out")
     assert not (tmp_path / "out").exists() and module.training
 

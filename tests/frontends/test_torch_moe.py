@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from colibri.errors import ExportError  # noqa: E402
 from colibri.frontends.torch_export import from_torch, register_moe  # noqa: E402
+from colibri.reference.interpreter import run  # noqa: E402
 from tests.frontends import user_moes as moes  # noqa: E402
 
 torch.set_num_threads(1)
@@ -177,3 +179,31 @@ def test_claim_about_a_class_and_a_stochastic_block() -> None:
     register_moe(Noisy, experts="experts", gate="gate", k=2)
     with pytest.raises(ExportError, match="its output is random in eval mode"):
         from_torch(host(Noisy()), rows())
+
+
+def test_experts_that_random_rows_never_reach_are_found_with_the_models_own() -> None:
+    block = moes.BooleanMask()  # calls an expert only where a row has chosen it
+    with torch.no_grad():
+        block.router.bias.copy_(torch.tensor([400.0, 0, 0]))
+        block.router.weight[1:] = 60 * torch.eye(moes.DIM)[:2]
+    real = torch.cat([torch.randn(20, moes.DIM), 10 * torch.eye(moes.DIM)[:2].repeat(4, 1)])
+    assert set(block.router(torch.randn(48, moes.DIM)).argmax(-1).tolist()) == {0}
+    _, report, *_ = from_torch(block, real[:4], calibration=real)
+    (found,) = report.blocks
+    assert (found.k, found.score, found.never_chosen) == (1, "softmax", [])
+
+
+def test_a_block_may_have_the_steps_before_the_batch() -> None:
+    class StepsFirst(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.moe, self.head = moes.WhereLoop(), torch.nn.Linear(moes.DIM, 2)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.moe(x.transpose(0, 1).contiguous()).transpose(0, 1))
+
+    model, x = StepsFirst().eval(), torch.randn(3, 5, moes.DIM)
+    graph, report, *_ = from_torch(model, x, calibration=[torch.randn(6, 5, moes.DIM)])
+    assert [b.path for b in report.blocks] == ["moe"]
+    with torch.no_grad():
+        np.testing.assert_allclose(run(graph, [x.numpy()])[0], model(x).numpy(), atol=1e-6)

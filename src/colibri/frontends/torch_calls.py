@@ -16,11 +16,39 @@ from colibri.frontends.torch_tape import Drive, Recording
 UNITS = ("token", "sample")
 
 
+class Turned(nn.Module):
+    """A module whose inputs have the batch in axis 1 (steps first), with the batch in axis 0."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the module's, every tensor that begins as the first input does turned before and after."""
+        leaves = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        lead = leaves[0].shape[1], leaves[0].shape[0]
+        inside, named = pytree.tree_map(_turn, (args, kwargs))
+        result = self.block(*inside, **named)
+        return pytree.tree_map(lambda y: _turn(y) if begins(y, lead) else y, result)
+
+
+def _turn(x: Any) -> Any:
+    return x.transpose(0, 1).contiguous() if isinstance(x, Tensor) else x
+
+
+def begins(y: Any, lead: tuple[Any, ...]) -> bool:
+    """Whether a tensor has these first axes, and at least one behind them."""
+    return isinstance(y, Tensor) and y.dim() > len(lead) and tuple(y.shape[: len(lead)]) == lead
+
+
 class Calls:
-    """How a module was called while the model ran: its arguments, its result, and every input it saw."""
+    """How a module was called while the model ran: its arguments, its result, and every input it saw.
+
+    `runs` is the module, or where the batch is in axis 1 of its inputs the `Turned` one, to which `seen` belongs.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
+        self.module = self.runs = module
         self.usable = True
         self.leaves: list[Any] = []  # of the first call's arguments
         self.at: list[int] = []  # which of them are tensors
@@ -42,9 +70,21 @@ class Calls:
         if not inputs or any(x.dim() < 2 or x.dtype != torch.float32 or len(x) != len(inputs[0]) for x in inputs):
             self.usable = False
             return
+        turned = isinstance(self.runs, Turned)
+        inputs = [_turn(x) for x in inputs] if turned else inputs
         if self.seen and [x.shape[1:] for x in inputs] != [x.shape[1:] for x in self.seen[0]]:
-            self.usable = False  # called with different shapes: not a block one operation can stand for
-            return
+            steps_first = all(
+                x.dim() == y.dim() > 2 and x.shape[0] == y.shape[0] and x.shape[2:] == y.shape[2:]
+                for seen in self.seen
+                for x, y in zip(inputs, seen, strict=True)
+            )
+            if turned or not steps_first:
+                self.usable = False  # called with different shapes: not a block one operation can stand for
+                return
+            lead = tuple(self.seen[0][0].shape[:2])
+            self.runs = Turned(self.module)
+            self.result = pytree.tree_map(lambda y: _turn(y) if begins(y, lead) else y, self.result)
+            self.seen, inputs = [[_turn(x) for x in seen] for seen in self.seen], [_turn(x) for x in inputs]
         numbers = {n: leaf for n, leaf in enumerate(leaves) if isinstance(leaf, int) and not isinstance(leaf, bool)}
         if not self.seen:
             self.leaves, self.spec, self.at, self.result = leaves, spec, at, result
@@ -61,6 +101,11 @@ class Calls:
             elif m != self.leaves[n] and m != self.sizes.get(n, 0) * len(inputs[0]):
                 self.usable = False
         self.seen.append([x.clone() for x in inputs])
+
+    @property
+    def root(self) -> str:
+        """The module's path below what `runs`."""
+        return "block" if isinstance(self.runs, Turned) else ""
 
     def arguments(self, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
         """The recorded arguments with other tensors."""
@@ -120,7 +165,7 @@ class Rows:
         """The module's output (n, out) for rows (n, width)."""
         whole = self.whole(rows)
         args, kwargs = self.calls.arguments(self.split(whole))
-        results = [y for y in pytree.tree_leaves(self.calls.module(*args, **kwargs)) if isinstance(y, Tensor)]
+        results = [y for y in pytree.tree_leaves(self.calls.runs(*args, **kwargs)) if isinstance(y, Tensor)]
         y = rows_of(results[self.main], len(whole))
         if y is None:
             raise ValueError("its output has not one row for each row of its input")
@@ -130,7 +175,7 @@ class Rows:
         self, rows: Tensor, experts: Sequence[nn.Module], drive: Drive | None = None, outputs: Any = None
     ) -> Recording:
         """A recording of the module on whole samples' rows."""
-        recording = Recording(self.calls.module, experts, drive, outputs)
+        recording = Recording(self.calls.runs, experts, drive, outputs, self.calls.root)
         recording.run(*self.calls.arguments(self.split(rows.clone())))  # a module may write to its input
         return recording
 
@@ -168,4 +213,4 @@ def rows_of(tensor: Tensor, count: int) -> Tensor | None:
     return None
 
 
-__all__ = ["UNITS", "Calls", "Rows", "rows_of"]
+__all__ = ["UNITS", "Calls", "Rows", "Turned", "begins", "rows_of"]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from colibri.errors import ExportError
-from colibri.frontends.torch_calls import Rows
+from colibri.frontends.torch_calls import Rows, Turned, begins
 from colibri.frontends.torch_report import BlockFinding
 from colibri.frontends.torch_tape import replaced
 from colibri.graph import NORMALIZE, SCORES, Router
@@ -204,13 +204,18 @@ def leaves(blocks: Sequence[Block]) -> Iterator[None]:
 def _leaf(block: Block, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
+        calls = block.rows.calls
         inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        turned = isinstance(calls.runs, Turned)
+        inputs = [x.transpose(0, 1) for x in inputs] if turned else inputs
         outs = iter(block.around(inputs, block.leaf(number)))
-        results, spec = pytree.tree_flatten(block.rows.calls.result)
+        results, spec = pytree.tree_flatten(calls.result)
+        lead = tuple(calls.seen[0][0].shape[:2])
         for n, r in enumerate(results):
             if isinstance(r, Tensor):
                 out = next(outs)
                 results[n] = torch.ops.colibri.unavailable(inputs[0], r.shape) if out is None else out
+                results[n] = results[n].transpose(0, 1) if turned and begins(r, lead) else results[n]
         return pytree.tree_unflatten(results, spec)
 
     return run

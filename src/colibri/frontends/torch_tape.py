@@ -66,15 +66,16 @@ Drive = Mapping[tuple[int, int], Tensor]  # (call, which of its results) -> what
 class Recording(TorchFunctionMode):
     """The calls of one run of `module`, and a copy of every value.
 
-    `drive` puts other tensors in the place of some results. `outputs` does so for the experts' outputs.
+    `drive` puts other tensors in the place of some results. `outputs` does so for the experts' outputs. Modules are
+    called by their paths below `root`.
     """
 
     def __init__(
         self, module: nn.Module, experts: Sequence[nn.Module], drive: Drive | None = None,
-        outputs: Callable[[int, Tensor], Tensor] | None = None,
+        outputs: Callable[[int, Tensor], Tensor] | None = None, root: str = "",
     ) -> None:  # fmt: skip
         super().__init__()
-        self.module, self.experts = module, experts
+        self.module, self.experts, self.root = module, experts, root
         self.drive, self.outputs = drive or {}, outputs
         self.calls: list[Call] = []
         self.values: list[Tensor] = []
@@ -182,7 +183,8 @@ class Recording(TorchFunctionMode):
         with contextlib.ExitStack() as stack:
             for n, expert in enumerate(self.experts):
                 stack.enter_context(replaced(expert, functools.partial(self._expert, n)))
-            for path, m in self.module.named_modules():
+            for name, m in self.module.named_modules():
+                path = name.removeprefix(self.root).removeprefix(".")
                 hooks.append(m.register_forward_pre_hook(lambda m, args, path=path: self._paths.append(path)))
                 hooks.append(m.register_forward_hook(lambda m, args, y: self._leave(), always_call=True))
             try:

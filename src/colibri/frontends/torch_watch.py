@@ -6,6 +6,7 @@ A `Probe` runs the block on rows of its own with these experts. `Watched` is wha
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -18,6 +19,7 @@ from colibri.frontends.torch_program import SHAPES, Program, function_name
 from colibri.frontends.torch_tape import Expert, Recording, refs
 
 ROWS = 48  # at least, of the recordings in which values are looked for
+TRIED, SIZES = 64, (0.1, 4.0, 16.0)  # of the model's own samples, and factors on random ones, to reach every expert
 
 
 class Probe:
@@ -44,9 +46,32 @@ class Probe:
             samples += 1
         counts = (samples * rows.per_sample, (samples + 2) * rows.per_sample)
         self.tokens, more = (torch.randn(n, width, generator=torch.Generator().manual_seed(n)) for n in counts)
+        for tokens in (self.tokens, more):
+            reaching = self._reaching(tokens)[: len(tokens) - rows.per_sample]
+            tokens[: len(reaching)] = reaching
         self.seen = self.record()
         self.program = Program(self.seen, rows.record(more, experts))
         rows.main = next((n for n in rows.fitting if self._of_experts(self.program.outputs[n])), rows.main)
+
+    def _reaching(self, tokens: Tensor) -> Tensor:
+        """Samples' rows that go to experts which these tokens leave out: the model's own, or of another size."""
+        per = self.rows.per_sample
+
+        def called(rows: Tensor) -> set[int]:
+            return {expert for expert, _, _ in self.rows.record(rows, self.experts).used}
+
+        reached, found = called(tokens), []
+        if len(reached) < len(self.experts):
+            real = self.rows.real
+            own = [real[at : at + per] for at in range(0, len(real), per * max(1, len(real) // per // TRIED))]
+            sizes = itertools.product(SIZES, range(0, len(tokens), per))
+            for sample in itertools.chain(own, (tokens[at : at + per] * size for size, at in sizes)):
+                if new := called(sample) - reached:
+                    found.append(sample)
+                    reached |= new
+                if len(reached) == len(self.experts):
+                    break
+        return torch.cat(found) if found else tokens[:0]
 
     def record(self, outputs: object = None) -> Recording:
         """A recording on the probe's tokens; `outputs` replaces what the experts give."""
