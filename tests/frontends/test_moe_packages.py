@@ -44,7 +44,7 @@ def test_mixture_of_experts_is_recognised_where_it_is_not_random() -> None:
     )
     (block,) = report.blocks
     assert (block.path, block.experts, block.k, block.unit) == ("moe", 4, 2, "token") and block.error <= 2e-5
-    assert not why or "einsum" in why  # of its gate
+    assert not why
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,10 @@ def test_st_moe_is_refused_because_it_is_random() -> None:
     assert not report.blocks and "moe (MoE)" in message and "its output is random in eval mode" in message
 
 
-def test_soft_moe_is_no_sparse_mixture() -> None:
+def test_soft_moe_is_no_sparse_mixture_but_a_plain_program() -> None:
     package = pytest.importorskip("soft_moe_pytorch")
     report, message = recognised(lambda: package.SoftMoE(16, seq_len=6, num_experts=4))
-    assert not report.blocks and "moe" in message
+    assert not report.blocks and not message and report.error <= 1e-5
 
 
 def test_switch_transformers_is_refused_because_it_normalises_over_the_batch() -> None:

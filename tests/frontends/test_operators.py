@@ -164,6 +164,8 @@ CASES: dict[str, Case] = {
     "repeat interleave": (lambda: M(lambda x: x.repeat_interleave(3, 1)), ((2, 3),)),
     "class token": (lambda: M(lambda s, x: torch.cat([s.token.expand(x.shape[0], -1, -1), x], 1),
                               token=nn.Parameter(torch.randn(1, 1, 5))), ((3, 5),)),
+    "batches joined and taken apart": (
+        lambda: M(lambda x: torch.cat([x, 2 * x]).unflatten(0, (2, -1)).permute(1, 0, 2)), ((3,),)),
     "stack": (lambda: M(lambda x, y: torch.stack([x, y], 1)), ((3,), (3,))),
     "cumulative sum": (lambda: M(lambda x: x.cumsum(1)), ((6, 3),)),
     "least": (lambda: M(lambda x: (x.amin(1), x.min(2)[0])), ((4, 5),)),

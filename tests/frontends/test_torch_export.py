@@ -187,7 +187,7 @@ REFUSED: list[tuple[str, Callable[..., Any], dict[str, Any], str]] = [
     ("one sample", lambda m, x: x + x[:1], {}, "aten.slice mixes samples"),
     ("first sample", lambda m, x: x + x[0], {}, "aten.select works along axis 0"),
     ("batch last", lambda m, x: x.transpose(0, 1), {}, "has the batch in axis 1; return it with the batch in axis 0"),
-    ("batch concatenated", lambda m, x: torch.cat([x, x]), {}, "aten.cat works along axis 0"),
+    ("batch concatenated", lambda m, x: torch.cat([x, x]), {}, "joins batches one after the other"),
     ("matrix over the batch", lambda m, x: x.sum((1, 2)) * x.sum((1, 2)).softmax(-1), {}, "works along axis 0"),
     ("batch size", lambda m, x: x / x.shape[0], {}, "aten.div uses a number computed from the data"),
     ("loop over rows", lambda m, x: torch.stack([m.v * r for r in x]), {}, "only works for some batch sizes"),

@@ -507,6 +507,10 @@ def _cat(c: Converter, tensors: list[Any], dim: int = 0) -> Value:
         axis = dim if dim <= first.lead or first.merged else dim - 1
         columns = [c.add("reshape", t, shape=(*t.shape[:axis], 1, *t.shape[axis:])) for t in tensors]
         return c.emit("concat", *columns, axis=axis)
+    if dim % first.rank == first.lead and not first.merged:  # batches one after the other: rows around the batch
+        axis = first.lead
+        columns = [c.add("reshape", t, shape=(*t.shape[:axis], 1, *t.shape[axis:])) for t in tensors]
+        return replace(c.emit("concat", *columns, axis=axis), outer=len(tensors))
     return c.emit("concat", *tensors, axis=c.axis(first, dim))
 
 

@@ -73,6 +73,8 @@ WAY_OUT = (
     "the block densely: every expert on every token, and the weighted sum of their outputs"
 )
 
+OTHER_WAY = "write it with what docs/guide.md lists, or compute it outside the module"
+
 
 class Converter:
     """Converts one exported program into `graph` with the converters in `ops`, by ATen name.
@@ -152,7 +154,7 @@ class Converter:
         if seeded and (node not in self.varying or any(word in self.op for word in ("rand", "dropout", "bernoulli"))):
             raise ExportError("is random, also in eval mode; the exported model must give one answer")
         if node in self.varying and not _symbolic(node) and self._converter() is None and self.op != "getitem":
-            raise ExportError(f"is not supported {f'here; {WAY_OUT}' if self.op in ROUTING else 'in this version'}")
+            raise ExportError(f"is not supported{f' here; {WAY_OUT}' if self.op in ROUTING else f'; {OTHER_WAY}'}")
         if node not in self.varying and "empty" in self.op:
             raise ExportError("gives values nobody has set")
 
@@ -196,7 +198,9 @@ class Converter:
         value = self.env.get(node)
         if not isinstance(value, Value):
             raise ExportError(f"output {node} does not depend on the input; leave it out of the module's result")
-        if value.lead or value.outer > 1:
+        if value.outer > 1:
+            raise ExportError(f"output {node} joins batches one after the other; stack them along another axis")
+        if value.lead:
             raise ExportError(f"output {node} has the batch in axis {value.lead}; return it with the batch in axis 0")
         return value.name
 

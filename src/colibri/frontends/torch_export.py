@@ -183,7 +183,15 @@ def _trace(module: nn.Module, example: Sequence[Tensor], notes: Mapping[str, str
     ):
         named = inspect.signature(module.forward).bind(*example).arguments
         free = pytree.tree_map(lambda _: {0: torch.export.Dim.AUTO}, dict(named))
-        program = torch.export.export(module, tuple(example), dynamic_shapes=free, strict=False)
+        try:
+            program = torch.export.export(module, tuple(example), dynamic_shapes=free, strict=False)
+        except Exception as error:
+            if "data-dependent" in str(error):
+                raise
+            try:  # what looks into modules sees some that what runs them does not
+                program = torch.export.export(module, tuple(example), dynamic_shapes=free, strict=True)
+            except Exception:
+                raise error from None
         return program.run_decompositions(_decompositions())
 
 
