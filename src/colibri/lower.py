@@ -369,8 +369,14 @@ class _Lowering:
             self.copy(result, target, node.output)
         begin = max(n for n, op in enumerate(self.ops) if op.code == "loop")
         loop = self.ops[begin]
-        loop.dims = (loop.dims[0], len(self.ops) - begin - 1, loop.dims[2])
+        body = self.ops[begin + 1 :]
+        loop.dims = (loop.dims[0], len(body), loop.dims[2])
         self.steps = 1
+        elementwise = ("map1", "map2", "reduce")
+        most = max(op.rows * (prod(op.dims) if op.code in elementwise else max(op.dims) + 16) for op in body)
+        if self.samples * loop.dims[0] * most > LIMIT:
+            raise ExportError(f"{node.output}: {loop.dims[0]} steps of up to {most} numbers for {self.samples} samples "
+                              f"at once are more than the engine's {LIMIT}: lower max_batch")  # fmt: skip
 
     def int8_rows(self, name: str) -> tuple[Operand, int]:
         """The value quantised to int8, a record for each row."""

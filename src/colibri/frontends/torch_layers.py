@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from colibri.errors import ExportError
-from colibri.frontends.torch_aten import OPS, converts, picked
+from colibri.frontends.torch_aten import OPS, converts
 from colibri.frontends.torch_convert import Const, Converter, Value
+from colibri.frontends.torch_shapes import picked
 
 # --- spatial helpers: names of values (…, *space, channels) -----------------------------------------------------------
 
