@@ -1338,7 +1338,7 @@ def test_a_model_without_a_certificate_does_not_pass_the_selftest(fuzz: Fuzz) ->
     assert (result.check, result.selftest) == (E["OK"], E["SELFTEST"])
 
 
-RESERVED = {"header": "HEADER", "operand": "PROGRAM", "layers": "ROUTING", "experts": "EXPERT"}
+RESERVED = {"header": "HEADER", "layers": "ROUTING", "experts": "EXPERT"}
 
 
 @pytest.mark.parametrize("place", RESERVED)
@@ -1346,8 +1346,6 @@ def test_reserved_fields_must_be_zero(fuzz: Fuzz, place: str) -> None:
     edit = Editor("top1")
     if place == "header":
         edit.header["reserved"][3] = 1
-    elif place == "operand":
-        edit.ops["a"]["reserved"][0] = 1
     else:
         getattr(edit, place)["reserved"][0] = 1
     assert fuzz([edit.case(place)])[0].check == E[RESERVED[place]]

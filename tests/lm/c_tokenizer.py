@@ -69,9 +69,9 @@ class CTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], options: int = 0) -> bytes:
-        error, out, _ = self.call_decode(ids, options, 16 * len(ids) + 64)
+        error, out, count = self.call_decode(ids, options, 16 * len(ids) + 64)
         if error == "OUTPUT":
-            error, out, _ = self.call_decode(ids, options, 300 * len(ids))
+            error, out, _ = self.call_decode(ids, options, count)
         assert error == "OK", error
         return out
 
