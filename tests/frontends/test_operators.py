@@ -271,5 +271,5 @@ def test_what_cannot_be_is_refused_by_name(name: str) -> None:
 def test_a_recurrence_for_too_large_a_batch_says_so() -> None:
     module = Call(lambda s, x: s.rnn(x)[0], rnn=nn.GRU(2, 64, batch_first=True)).eval()
     graph, *_ = from_torch(module, torch.randn(2, 400, 2))
-    with pytest.raises(ExportError, match="400 steps .* for 60000 samples at once .*: lower max_batch"):
+    with pytest.raises(ExportError, match=r"400 steps .* for 60000 samples at once .*: lower max_batch"):
         exporter.build(graph, max_batch=60000)
