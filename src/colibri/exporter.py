@@ -27,7 +27,7 @@ from colibri.passes.prune import PROVEN as PROVEN
 from colibri.passes.prune import Pruning, prune
 from colibri.passes.prune import Selection as Selection
 from colibri.passes.read import read_weights
-from colibri.passes.stream import compare, moments, stream
+from colibri.passes.stream import moments, stream, verify
 from colibri.plan import planned
 from colibri.program import Program
 from colibri.quantize.choose import Choice, quantize
@@ -113,7 +113,7 @@ def build(
     latency: dict[str, int] = {}
     if stream_axis is not None:
         moving, flows = stream(graph, stream_axis - 1)
-        compare(graph, moving, flows, stream_axis - 1, rows)
+        verify(graph, moving, flows, stream_axis - 1, rows)
         latency = {
             name: flow.latency * (flow.axis is not None) for name, flow in zip(graph.outputs, flows, strict=True)
         }

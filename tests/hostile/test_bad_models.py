@@ -1236,10 +1236,8 @@ for _base, _n in _each_operation():
     _code = spec.OPCODES[int(Editor(_base).ops["code"][_n])]
     for _space in (*range(len(spec.SPACES), len(spec.SPACES) + 2), spec.SPACES.index("none"), (1 << 32) - 1):
         for _operand in ("a", "b" if _code == "cache" else "out"):
-            if _code == "delay" and _space == 0:
-                continue  # it may only store, or only recall
-            if _code == "loop" and _space == 0:
-                continue  # it has none
+            if _code in ("delay", "loop") and _space == 0:
+                continue  # a delay may only store, or only recall; a loop has no operands
             rewrite(
                 _base,
                 f"{_code} {_operand} in space {_space}",

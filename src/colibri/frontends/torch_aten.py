@@ -52,7 +52,7 @@ def _matmul(c: Converter, a: Any, b: Any) -> Value:
         return c.emit("linear", b, c.constant(a))  # matrix · xᵀ, the batch behind
     if isinstance(a, Value) and isinstance(b, Const) and a.lead == a.rank - 2:
         return _rows_by_stack(c, a, b)
-    shape, *_ = c.sample(c.node.meta["val"])
+    shape = c.result().shape
     for x in (a, b):
         if isinstance(x, Value) and x.lead >= x.rank - 2:
             raise ExportError("multiplies along the batch axis: samples must not depend on each other")

@@ -14,7 +14,7 @@ import contextlib
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -223,20 +223,24 @@ class Converter:
         inner = [int(count) if a == lead else int(n) for a, n in enumerate(sizes) if merged or a != lead]
         return tuple(inner), merged, lead
 
+    def result(self, fake: Any = None) -> Value:
+        """What the current node (or the traced tensor `fake`) is to give: a value without a name yet."""
+        return Value("", *self.sample(self.node.meta["val"] if fake is None else fake))
+
     def add(self, op: str, *inputs: Value | str, **attrs: Any) -> str:
         """Append a node; returns its name."""
         return self.graph.add(op, *(v.name if isinstance(v, Value) else v for v in inputs), **attrs)
 
     def value(self, name: str, fake: Any = None) -> Value:
         """The program's result (the current node's, or `fake`), held in the graph as `name`."""
-        shape, merged, lead = self.sample(self.node.meta["val"] if fake is None else fake)
-        if self.graph.shapes[name] != shape:
-            raise ExportError(f"has per-sample shape {self.graph.shapes[name]} where {shape} was traced")
+        new = self.result(fake)
+        if self.graph.shapes[name] != new.shape:
+            raise ExportError(f"has per-sample shape {self.graph.shapes[name]} where {new.shape} was traced")
         known = (self.env.get(n) for n in self.node.all_input_nodes)
-        outer = {v.outer for v in known if isinstance(v, Value) and v.merged} if merged else set()
+        outer = {v.outer for v in known if isinstance(v, Value) and v.merged} if new.merged else {1}
         if len(outer) > 1:
             raise ExportError("combines rows that were merged with the batch in different orders")
-        return Value(name, shape, merged, lead, *outer)
+        return replace(new, name=name, outer=max(outer, default=1))
 
     def emit(self, op: str, *inputs: Value | str, **attrs: Any) -> Value:
         """Append the node that gives the program's result."""
@@ -245,7 +249,7 @@ class Converter:
     def reshaped(self, x: Value | str, fake: Any = None) -> Value:
         """`x` in the result's per-sample shape."""
         name = x.name if isinstance(x, Value) else x
-        shape, *_ = self.sample(self.node.meta["val"] if fake is None else fake)
+        shape = self.result(fake).shape
         return self.value(name if self.graph.shapes[name] == shape else self.add("reshape", name, shape=shape), fake)
 
     def axis(self, x: Value, dim: int) -> int:

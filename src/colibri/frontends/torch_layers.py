@@ -63,6 +63,11 @@ def _windows(c: Converter, name: str, size: Sequence[int], step: Sequence[int], 
     return c.add("transpose", name, perm=(*range(first), *counts, *sizes, first + 2 * space))
 
 
+def _space(c: Converter) -> int:
+    """Axes of space of an operation that says so in its name."""
+    return 1 if c.op.endswith("1d") else 2
+
+
 def _each(value: int | Sequence[int], space: int) -> list[int]:
     """One number for each axis of space."""
     values = [value] if isinstance(value, int) else list(value)
@@ -228,7 +233,7 @@ def _max_pool(
     ceil_mode: bool = False,
 ) -> Value:  # fmt: skip
     _batch_first(c, x)
-    space = 1 if c.op == "max_pool1d" else 2
+    space = _space(c)
     size, apart = _each(kernel_size, space), _each(dilation, space)
     step = _each(stride or size, space)
     pads = _pool_shape(x.shape[-space:], size, step, _each(padding, space), apart, ceil_mode)
@@ -241,7 +246,7 @@ def _avg_pool(
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Value:  # fmt: skip
     _batch_first(c, x)
-    space = 1 if c.op == "avg_pool1d" else 2
+    space = _space(c)
     size, own = _each(kernel_size, space), _each(padding, space)
     step, ones, long = _each(stride or size, space), [1] * space, x.shape[-space:]
     pads = _pool_shape(long, size, step, own, ones, ceil_mode)
@@ -262,7 +267,7 @@ def _avg_pool(
 def _adaptive_pool(c: Converter, x: Value, output_size: Any) -> Any:
     """Output i is of the inputs from ⌊i · n / out⌋ to below ⌈(i + 1) · n / out⌉."""
     _batch_first(c, x)
-    space = 1 if c.op.endswith("1d") else 2
+    space = _space(c)
     func, name = "max" if "max" in c.op else "mean", x.name
     for n, out in enumerate(_each(output_size, space)):
         axis = len(x.shape) - space + n
@@ -323,8 +328,8 @@ def _unfold(c: Converter, x: Value, dimension: int, size: int, step: int) -> Val
 @converts("upsample_nearest1d", "upsample_nearest2d")
 def _nearest(c: Converter, x: Value, output_size: Any, *scales: Any) -> Value:
     _batch_first(c, x)
-    shape, _, _ = c.sample(c.node.meta["val"])
-    name, space = x.name, 1 if c.op.endswith("1d") else 2
+    shape = c.result().shape
+    name, space = x.name, _space(c)
     for axis in range(len(shape) - space, len(shape)):
         now = c.graph.shapes[name]
         if shape[axis] % now[axis]:
@@ -344,16 +349,14 @@ def _attention(
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Value:  # fmt: skip
     """softmax(q·kᵀ · scale + mask)·v (Vaswani et al. 2017), over the positions of a sample."""
-    result = c.node.meta["val"]
-    shape, merged, lead = c.sample(result)
-    like = Value("", shape, merged, lead)
+    like = c.result()
     if dropout_p:
         raise ExportError("drops out at random; call it with dropout_p=0 in eval mode")
-    if lead >= len(result.shape) - 2:
+    if like.lead >= like.rank - 2:
         raise ExportError("attends along the batch axis: samples must not depend on each other (batch_first=True?)")
-    stack = shape[:-2]
+    stack = like.shape[:-2]
     q, k, v = (_stacked(c, x, like, stack, enable_gqa) for x in (query, key, value))
-    long, dim, seen = shape[-2], c.graph.shapes[q][-1], c.graph.shapes[k][-2]
+    long, dim, seen = like.shape[-2], c.graph.shapes[q][-1], c.graph.shapes[k][-2]
     factor = 1 / math.sqrt(dim) if scale is None else scale
     rank = len(stack) + 2
     turned = c.add("transpose", k, perm=(*range(rank - 2), rank - 1, rank - 2))

@@ -17,9 +17,9 @@ from colibri.frontends.torch_convert import WAY_OUT, Const, Converter, Value, op
 
 @converts("view", "_unsafe_view", "reshape", "flatten", "unsqueeze", "squeeze", "unflatten")
 def _view(c: Converter, x: Value, *sizes: Any, **named: Any) -> Value:
-    shape, merged, lead = c.sample(c.node.meta["val"])
-    outer, rest = divmod(math.prod(x.shape[: x.lead]) * x.outer, math.prod(shape[:lead]))
-    if rest or (shape[lead] if merged else 1) % outer:
+    new = c.result()
+    outer, rest = divmod(math.prod(x.shape[: x.lead]) * x.outer, math.prod(new.shape[: new.lead]))
+    if rest or (new.shape[new.lead] if new.merged else 1) % outer:
         raise ExportError("joins axes before the batch with axes behind it, which mixes samples")
     return replace(c.reshaped(x), outer=outer)
 
@@ -59,8 +59,7 @@ def _transpose(c: Converter, x: Value, dim0: int = 0, dim1: int = 1) -> Value:
 
 @converts("slice", "narrow")
 def _slice(c: Converter, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Value:
-    fake = c.node.meta["val"]
-    if c.sample(fake)[0] == x.shape:
+    if c.result().shape == x.shape:
         return c.value(x.name)
     if c.op == "narrow":
         end = start + end
@@ -184,23 +183,25 @@ def lookup(c: Converter, table: Const, ids: Value) -> Value:
 
 @converts("expand")
 def _expand(c: Converter, x: Any, size: Any, implicit: bool = False) -> Value:
-    shape, merged, lead = c.sample(c.node.meta["val"])
+    new = c.result()
+    shape = new.shape
     if isinstance(x, Value):
         return c.value(x.name) if shape == x.shape else c.emit("expand", x, shape=shape)
-    row = c.without_batch(x.tensor, Value("", shape, merged, lead))
+    row = c.without_batch(x.tensor, new)
     return c.value(c.constant(x, row.expand(shape), ".expanded" if row.shape != shape else ""))
 
 
 @converts("repeat")
 def _repeat(c: Converter, x: Any, repeats: list[Any]) -> Value:
     """Copies along axes; of a constant along the batch they are all one."""
-    shape, merged, lead = c.sample(c.node.meta["val"])
+    new = c.result()
+    shape = new.shape
     if isinstance(x, Const):
-        row = c.without_batch(x.tensor, Value("", shape, merged, lead))
+        row = c.without_batch(x.tensor, new)
         times = [*(1,) * (len(shape) - row.dim()), *row.shape]
         return c.value(c.constant(x, row.repeat([n // t for n, t in zip(shape, times, strict=True)]), ".repeated"))
     name, own = x.name, (*(1,) * (len(shape) - len(x.shape)), *x.shape)
-    if merged != x.merged or (merged and shape[lead] != x.shape[x.lead]):
+    if new.merged != x.merged or (new.merged and shape[new.lead] != x.shape[x.lead]):
         raise ExportError("repeats the batch itself")
     name = name if own == x.shape else c.add("reshape", name, shape=own)
     for axis, (n, of) in enumerate(zip(shape, own, strict=True)):
@@ -211,7 +212,7 @@ def _repeat(c: Converter, x: Any, repeats: list[Any]) -> Value:
 @converts("full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "new_zeros", "new_ones", "new_full")
 def _full(c: Converter, *args: Any, **named: Any) -> Value:
     fill = 0 if "zeros" in c.op else 1 if "ones" in c.op else args[-1]
-    shape, *_ = c.sample(c.node.meta["val"])
+    shape = c.result().shape
     return c.value(c.graph.add_constant(f"full{fill:g}", np.full(shape, fill)))
 
 

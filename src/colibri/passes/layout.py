@@ -33,7 +33,7 @@ def sink_transposes(graph: Graph) -> Graph:
         perm: Perm = tuple(first.attrs["perm"])
         if node.op == "transpose":
             return _transposed(new, first.inputs[0], tuple(perm[p] for p in node.attrs["perm"]), node.output)
-        if node.op not in _SINKS or (node.op in ("binary", "concat") and node.attrs.get("activation")):
+        if node.op not in _SINKS:
             return None
         sources = [_before(new, i, t, perm, node.op == "binary") for i, t in zip(inputs, turned, strict=True)]
         if any(s is None for s in sources):
