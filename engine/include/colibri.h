@@ -63,6 +63,11 @@ enum colibri_error {
     COLIBRI_ERR_SCRATCH = 32,     /* the scratch memory is too small for this text: give it colibri_tokenizer_scratch() bytes */
     COLIBRI_ERR_OUTPUT = 33,      /* the output array is too small: give it room for as many elements as the count returned */
     COLIBRI_ERR_SOURCE = 34,      /* an encoder-decoder model, and no other, reads a source text first: see colibri_lm_source */
+    COLIBRI_ERR_VOCABULARY = 35,  /* a token, merge or template of the tokenizer.bin is not valid: write it again */
+    COLIBRI_ERR_ADDED_TOKEN = 36, /* the added tokens of the tokenizer.bin are not tries of whole characters: write it again */
+    COLIBRI_ERR_PATTERN = 37,     /* a split pattern or a character class of the tokenizer.bin is not valid: write it again */
+    COLIBRI_ERR_NORMAL_FORM = 38, /* the normal form (NFC) of the tokenizer.bin is not valid: write it again */
+    COLIBRI_ERR_TOO_SLOW = 39,    /* the patterns or added tokens of the tokenizer.bin take too much work for this text: write it again */
     /* end of errors */
 };
 
