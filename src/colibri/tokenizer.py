@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from colibri import tokenizer_bin
+from colibri.declared_tokens import declared
 from colibri.errors import ExportError, ModelError
 from colibri.tokenizer_bin import write_c
 
@@ -22,10 +23,11 @@ __all__ = ["FILES", "Stream", "Tokenizer", "copy_files", "write_c"]
 
 # What a tokenizer is made of; all but the first may be missing.
 FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
-    "generation_config.json", "config.json",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "chat_template.json", "generation_config.json", "config.json",
 )  # fmt: skip
 _TEMPLATES = "additional_chat_templates"
+_MOST_IDS = 1 << 31
 
 
 class Tokenizer:
@@ -60,6 +62,11 @@ class Tokenizer:
         self._library.no_truncation()
         self._library.no_padding()
         self._config = self._read("tokenizer_config.json")
+        own = self._read("tokenizer.json").get("added_tokens") or []
+        found = declared(self._config, self._read("special_tokens_map.json"), self._read("added_tokens.json"), own)
+        self._special_names = found.named
+        if found.added:
+            self._library.add_tokens(found.added)
         self.size: int = max(self._library.get_vocab().values(), default=-1) + 1
         generation, model = self._read("generation_config.json"), self._read("config.json")
         if isinstance(model.get("text_config"), dict):
@@ -69,7 +76,6 @@ class Tokenizer:
         self.bos = None if "bos_token" in self._config and not self._named("bos") else next(iter(bos), None)
         eos = self._listed("eos", generation) or [*self._listed("eos", model), *self._named("eos")]
         self.eos = tuple(dict.fromkeys(eos))
-        self._set_template()
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.directory / name
@@ -93,29 +99,9 @@ class Tokenizer:
 
     def _named(self, name: str) -> list[int]:
         """The id that the tokenizer's configuration gives for `bos` or `eos`."""
-        token = self._name(self._config.get(f"{name}_token"))
+        token = self._special_names.get(f"{name}_token")
         found = None if token is None else self._library.token_to_id(token)
         return [] if found is None else [found]
-
-    def _set_template(self) -> None:
-        """What `add_bos_token` and `add_eos_token` say overrides tokenizer.json, as in transformers 5."""
-        from tokenizers import processors
-
-        flags = [self._config.get(f"add_{name}_token") for name in ("bos", "eos")]
-        if flags == [None, None]:
-            return
-        single, tokens = ["$A"], []
-        for name, flag in zip(("bos", "eos"), flags, strict=True):
-            token = self._name(self._config.get(f"{name}_token"))
-            if flag and token is not None and self._named(name):
-                single.insert(0 if name == "bos" else len(single), token)
-                tokens.append((token, self._named(name)[0]))
-        self._library.post_processor = processors.TemplateProcessing(single=single, pair="$A $B", special_tokens=tokens)
-
-    @staticmethod
-    def _name(token: Any) -> str | None:
-        token = token.get("content") if isinstance(token, dict) else token
-        return token if isinstance(token, str) else None
 
     def __len__(self) -> int:
         return self.size
@@ -139,8 +125,15 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of ids; bytes that are not UTF-8 give U+FFFD. Raises ModelError where an id is not a token's."""
-        return str(self._library.decode(self._checked(ids), skip_special_tokens=skip_special))
+        """The text of ids; bytes that are not UTF-8 give U+FFFD, ids without a token nothing.
+
+        A model may have logits of more ids than there are tokens. Raises ModelError where a number is no id at all.
+        """
+        numbers = [int(i) for i in ids]
+        for i in numbers:
+            if not 0 <= i < _MOST_IDS:
+                raise ModelError(f"{i} is no id of a token: ids are whole numbers from 0 on")
+        return str(self._library.decode(numbers, skip_special_tokens=skip_special))
 
     def stream(self, skip_special: bool = True) -> Stream:
         """A decoder for ids that come one by one."""
@@ -148,19 +141,15 @@ class Tokenizer:
 
     def token(self, i: int) -> str:
         """The name of an id in the vocabulary."""
-        return str(self._library.id_to_token(self._checked([i])[0]))
+        found = self._library.id_to_token(i) if 0 <= i < self.size else None
+        if found is None:
+            raise ModelError(f"id {i} is not in the vocabulary of {self.size} tokens: pass an id of this tokenizer")
+        return str(found)
 
     def id(self, token: str) -> int | None:
         """The id of a name in the vocabulary, such as `<|im_end|>`; None where there is none."""
         found: int | None = self._library.token_to_id(token)
         return found
-
-    def _checked(self, ids: Iterable[int]) -> list[int]:
-        numbers = [int(i) for i in ids]
-        for i in numbers:
-            if not 0 <= i < self.size or self._library.id_to_token(i) is None:
-                raise ModelError(f"id {i} is not in the vocabulary of {self.size} tokens: pass ids of this tokenizer")
-        return numbers
 
     # --- chat
 
@@ -183,9 +172,7 @@ class Tokenizer:
             import jinja2
         except ImportError:
             raise ExportError("chat templates need jinja2: pip install 'colibri-moe[lm]'") from None
-        names = {f"{n}_token": self._name(self._config.get(f"{n}_token")) for n in ("bos", "eos", "unk", "pad")}
-        values = {name: token for name, token in names.items() if token is not None}
-        values |= {"tools": None, "documents": None} | variables
+        values = self._special_names | {"tools": None, "documents": None} | variables
         try:
             compiled = _environment().from_string(self._template(template))
             return str(compiled.render(messages=messages, add_generation_prompt=add_generation_prompt, **values))
