@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from colibri import tokenizer_bin
 from colibri.declared_tokens import declared
 from colibri.errors import ExportError, ModelError
+from colibri.spelled_tokens import Spelled
 from colibri.tokenizer_bin import write_c
 
 __all__ = ["FILES", "Stream", "Tokenizer", "copy_files", "write_c"]
@@ -112,7 +113,7 @@ class Tokenizer:
         """The ids of a text.
 
         special: add what the model expects around a text, such as BOS (as its post-processor says)
-        parse:   take special tokens where the text spells them; for text made by `chat`, not for text of users
+        parse:   take special tokens where the text spells them; not for text of people you do not trust
         Bytes are read as UTF-8, with U+FFFD for what is not valid.
         """
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
@@ -161,7 +162,7 @@ class Tokenizer:
         template: str | None = None,
         **variables: Any,
     ) -> str:
-        """The text of a conversation, by the model's chat template; encode it with `special=False, parse=True`.
+        """The text of a conversation, by the model's chat template; for its ids see `chat_ids`.
 
         messages:  mappings with `role` and `content`
         template:  the name of one of several templates
@@ -180,6 +181,27 @@ class Tokenizer:
             raise ModelError(f"{self.directory}: the chat template is malformed ({error}): copy it again") from None
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise ModelError(f"the chat template of {self.directory} does not take these messages: {error}") from None
+
+    def chat_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        template: str | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """The ids of a conversation. Special tokens are those that the template writes: what messages spell is text.
+
+        Arguments and errors are those of `chat`.
+        """
+        given = [list(messages), variables]
+        with self._lock:
+            spelled = Spelled(self._library, self._template(template), given)
+        said, others = spelled.marked(given)
+        text = self.chat(said, add_generation_prompt, template=template, **others)
+        if [said, others] == given:
+            return self.encode(text, special=False, parse=True)
+        return spelled.encode(text)
 
     @property
     def templates(self) -> dict[str, str]:
