@@ -179,8 +179,11 @@ static void quantize(const float *x, float *record, uint32_t cols)
     }
 }
 
+static int sound(void) { return clb_sound(); }
+
 #define KERNELS(its_name)                                                                                              \
     {                                                                                                                  \
         .name = its_name, .panel = panel, .residual = CLB_USED_RESIDUAL ? residual : NULL,                             \
         .quantize = CLB_USED_PRODUCTS_Q != 0 ? quantize : NULL, .unary = unary, .binary = binary, .mix = mix,          \
+        .sound = sound,                                                                                                \
     }

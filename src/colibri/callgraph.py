@@ -16,6 +16,7 @@ FLAGS = ("-fstack-usage", "-fcallgraph-info=su")
 
 _VECTOR = ("unary", "binary", "mix", "quantize")
 INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "context": ((), ("sound",)),
     "elementwise": ((), _VECTOR),
     "linear": ((), ("panel", "residual", "unary")),
     "rows": (
