@@ -16,7 +16,7 @@
 #else
 #define CLB_INTERNAL
 #endif
-#if defined(CLB_FOLDED)
+#if defined(CLB_FOLDED) && defined(__OPTIMIZE__)
 #define CLB_WALK static inline __attribute__((always_inline))
 #define CLB_STATIC_WALK CLB_WALK
 #else
@@ -146,12 +146,14 @@ typedef struct clb_kernels {
 
 #if defined(COLIBRI_GENERATED)
 #define CLB_KERNELS(ctx) (&MODEL_KERNELS) /* the only ones there are */
+#define CLB_PANEL_OF(kernels) ((void)(kernels), panel) /* by its name, as all that is folded */
 #else
 extern const clb_kernels clb_kernels_plain, clb_kernels_avx2, clb_kernels_avx512, clb_kernels_neon_dot;
 #if defined(CLB_V128)
 extern const clb_kernels CLB_V128;
 #endif
 #define CLB_KERNELS(ctx) ((const clb_kernels *)(ctx)->kernels)
+#define CLB_PANEL_OF(kernels) (kernels)->panel
 #endif
 
 CLB_INTERNAL const clb_kernels *clb_kernels_at(uint32_t n); /* the n-th best this processor runs, from 0; NULL where there are no more */
