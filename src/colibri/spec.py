@@ -95,8 +95,8 @@ ERRORS: tuple[tuple[str, str], ...] = (
     ("BUSY", "the context is running already: a hook or another thread needs a context of its own"),
     (
         "UNFINISHED",
-        "the self-test would end the text or stream that this context holds: test a second context, or set position and "
-        "source to 0",
+        "the self-test would end the text or stream that this context holds: test a second context, or set position "
+        "and source to 0",
     ),
 )
 
