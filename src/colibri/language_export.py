@@ -122,7 +122,8 @@ def export_lm(
 def _carry_tokenizer(source: Path, target: Path, say: Callable[[str], None]) -> None:
     """The tokenizer's files beside the model, and tokenizer.bin for C; what is not there or refused is said."""
     if not (source / "tokenizer.json").is_file():
-        say(f"{source} has no tokenizer.json: the export takes token ids only")
+        say(f"{source} has no tokenizer.json, so that the export takes token ids only: for text, convert what it has "
+            "(transformers.AutoTokenizer.from_pretrained(…).save_pretrained(…)) and export again")  # fmt: skip
         return
     image = target / "tokenizer.bin"
     try:
