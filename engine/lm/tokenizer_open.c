@@ -98,8 +98,10 @@ static int tokens_fit(const clb_tokenizer *t)
             return 0;
         }
     }
-    return below(t->hash, h->hash_slots + h->hash_probes, h->vocab, 1) && bytes_begin(t) &&
-           bytes_below(t->kinds, h->vocab, all_kinds + 1) &&
+    if (!bytes_begin(t) || !bytes_below(t->kinds, h->vocab, all_kinds + 1)) {
+        return 0;
+    }
+    return below(t->hash, h->hash_slots + h->hash_probes, h->vocab, 1) &&
            below(t->before, h->before + h->after + h->eos, h->vocab, 0);
 }
 

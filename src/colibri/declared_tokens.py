@@ -39,6 +39,11 @@ def _token(value: Any, where: str, **options: bool) -> Any:
     return AddedToken(value["content"], **options)
 
 
+def _is_marked(value: Any) -> bool:
+    """Whether an object of tokenizer_config.json says that it is a token, with all its options."""
+    return isinstance(value, dict) and value.get("__type") == "AddedToken"
+
+
 def _content(value: Any) -> str:
     return value if isinstance(value, str) else str(value.content)
 
@@ -105,7 +110,7 @@ class _Reader:
                 token = _token(self.values[name], name)
                 found[name] = known.get(_content(token), token)
         for name, value in self.values.items():
-            is_token = isinstance(value, (str, AddedToken)) or (isinstance(value, dict) and "content" in value)
+            is_token = isinstance(value, (str, AddedToken)) or _is_marked(value)
             if name.endswith("_token") and name not in STANDARD and is_token:
                 found[name] = _token(value, name)
         return found | {name: _token(value, name) for name, value in self.own.items()}
@@ -119,7 +124,7 @@ class _Reader:
     def extra(self) -> list[Any]:
         """Special tokens without a name."""
         name = _EXTRA if _EXTRA in self.values else _OLD_EXTRA
-        return [_token(value, name, special=True) for value in self._listed(name)]
+        return [_token(v, name) if _is_marked(v) else _token(v, name, special=True) for v in self._listed(name)]
 
 
 def declared(

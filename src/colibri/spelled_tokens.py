@@ -54,7 +54,7 @@ class Spelled:
             return re.sub(_any_of(names), rf"{self._begin}\g<0>{self._end}", x)
         if isinstance(x, Mapping):
             said = assistant or x.get("role") == "assistant"
-            return {key: self.marked(value, said) for key, value in x.items()}
+            return {self.marked(key, said): self.marked(value, said) for key, value in x.items()}
         if isinstance(x, (list, tuple)):
             return [self.marked(item, assistant) for item in x]
         return x

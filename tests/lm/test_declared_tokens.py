@@ -59,11 +59,11 @@ def declare(folder: Path, chance: random.Random) -> None:
     for name in chance.sample(STANDARD, chance.randrange(5)):
         config[name] = named(chance, True) if chance.random() < 0.9 else None
     for name in chance.sample(OWN, chance.randrange(3)):
-        config[name] = named(chance, True)
+        config[name] = named(chance, chance.random() < 0.8)  # an object that is not marked is no token
     if chance.random() < 0.3:
         config["extra_special_tokens"] = chance.choice(([], ["<a>", "<|x|>"], {"image_token": "<b>", "z_token": "<é>"}))
     if chance.random() < 0.3:
-        config["additional_special_tokens"] = chance.sample(TOKENS, 2)
+        config["additional_special_tokens"] = [*chance.sample(TOKENS, 2), named(chance, True)]
     if chance.random() < 0.4:
         first = chance.choice((257, 259, 259, 300))
         contents = chance.sample(TOKENS, chance.randrange(4))

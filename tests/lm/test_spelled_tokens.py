@@ -85,7 +85,7 @@ def test_tools_and_other_variables_are_text_too(tmp_path: Path) -> None:
     kinds.tokenizer("gpt2").save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "chat_template.jinja").write_text("{{ tools | tojson }}{{ note }}<|end|>")
     tokenizer = Tokenizer(tmp_path)
-    ids = tokenizer.chat_ids([], tools=[{"name": "<|end|>"}], note="<|end|>")
+    ids = tokenizer.chat_ids([], tools=[{"name": "<|end|>", "<|end|>": 1}], note="<|end|>")
     assert [n for n, i in enumerate(ids) if i == tokenizer.id("<|end|>")] == [len(ids) - 1]
     with pytest.raises(ModelError, match="which are no characters"):
         tokenizer.chat_ids([{"role": "user", "content": "".join(map(chr, range(0xFDD0, 0xFDF0)))}])
