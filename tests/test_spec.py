@@ -61,6 +61,8 @@ def test_stages_import_only_earlier_ones() -> None:
         "unicode_probe",
         "split_regex",
         "tokenizer_bin",
+        "declared_tokens",
+        "spelled_tokens",
         "template_worker",
         "chat_template",
         "tokenizer",
