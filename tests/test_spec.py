@@ -56,6 +56,7 @@ def test_stages_import_only_earlier_ones() -> None:
         "weights",
         "graph",
         "spec",
+        "arithmetic",
         "layouts",
         "unicode_probe",
         "split_regex",
