@@ -61,7 +61,10 @@ def test_stages_import_only_earlier_ones() -> None:
         "unicode_probe",
         "split_regex",
         "tokenizer_bin",
+        "template_worker",
+        "chat_template",
         "tokenizer",
+        "answers",
         "package",
         "diff",
         "reference",
@@ -89,6 +92,7 @@ def test_stages_import_only_earlier_ones() -> None:
         "frontends",
         "api",
         "terminal",
+        "sources",
         "cli_language",
         "cli",
     ]
