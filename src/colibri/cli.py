@@ -28,7 +28,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from colibri import cli_language, exporter, firmware, spec, toolchain
+from colibri import cli_language, exporter, firmware, npz, spec, toolchain
 from colibri.diff import compare
 from colibri.engine import load
 from colibri.errors import ColibriError, ExportError, ModelError
@@ -371,11 +371,7 @@ def run(
         )
         figures = {"rows": len(inputs[0]), "seconds": round(seconds, 6)}
         if output is not None:
-            try:
-                np.savez(output, **named)
-            except OSError as error:
-                raise ColibriError(f"{output} cannot be written: {error.strerror}") from None
-            show({**figures, "output": str(output)}, as_json)
+            show({**figures, "output": str(npz.save(output, named))}, as_json)
         elif as_json:
             show({**figures, "outputs": {k: v.tolist() for k, v in named.items()}}, True)
         else:

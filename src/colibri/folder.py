@@ -1,4 +1,4 @@
-"""The one reader of a folder that came from elsewhere: regular files inside it, each opened once, none larger than said.
+"""The one reader of a folder that came from elsewhere: regular files inside it, none larger than expected.
 
 A link may lead out of the folder to a private file, which would be copied into an export, or to a device that has no
 end. Allowed are links that stay inside, and those of the Hugging Face cache, whose folders `snapshots/REVISION` link to
@@ -34,7 +34,7 @@ class Folder:
     def names(self, suffix: str | tuple[str, ...]) -> list[str]:
         """The names in the folder that end so, sorted."""
         try:
-            return sorted(name for name in os.listdir(self.path) if name.endswith(suffix))
+            return sorted(path.name for path in self.path.iterdir() if path.name.endswith(suffix))
         except OSError:
             return []
 
@@ -50,7 +50,7 @@ class Folder:
         path = self._inside(name)
         try:
             real = Path(os.path.realpath(path, strict=True))
-            kind = os.stat(real, follow_symlinks=False).st_mode
+            kind = real.lstat().st_mode
         except OSError as error:
             raise self.error(f"{path} cannot be read: {error.strerror}") from None
         if path.is_symlink() and not self._allowed(real):

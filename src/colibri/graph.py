@@ -29,7 +29,9 @@ from typing import Any
 
 import numpy as np
 
+from colibri import strict_json
 from colibri.errors import ExportError
+from colibri.names import check_port, shown
 from colibri.weights import Deferred, StoredWeight, Weight, dense, kind_of
 
 Shape = tuple[int, ...]
@@ -598,6 +600,7 @@ def logit_masks(graph: Graph) -> set[str]:
 # --- text form: the small architecture file beside a safetensors file ------------------------------------------------
 
 FORMAT, FORMAT_VERSION = "colibri-graph", 1
+_MOST_BODIES = 1 << 16  # that one template stands for
 
 
 def to_json(graph: Graph) -> str:
@@ -671,9 +674,9 @@ def _graph_from(
 def _bodies(experts: Any) -> list[Any]:
     if isinstance(experts, list):
         return experts
-    if type(experts["count"]) is not int or not 1 <= experts["count"] <= spec.MAX_EXPERTS:
+    if type(experts["count"]) is not int or not 1 <= experts["count"] <= _MOST_BODIES:
         raise ExportError(f"architecture file: count = {shown(experts['count'])} is not between 1 and "
-                          f"{spec.MAX_EXPERTS:,}")  # fmt: skip
+                          f"{_MOST_BODIES:,}")  # fmt: skip
     template = json.dumps({k: v for k, v in experts.items() if k != "count"})
     return [json.loads(template.replace("{e}", str(n))) for n in range(experts["count"])]
 

@@ -26,7 +26,11 @@ def loads(data: bytes) -> Any:
     """The value of a JSON text in UTF-8; raises JsonError for all but the strict standard."""
     try:
         found = json.loads(
-            data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_constant, parse_float=_float, parse_int=_int
+            data.decode("utf-8"),
+            object_pairs_hook=_object,
+            parse_constant=_constant,
+            parse_float=_float,
+            parse_int=_int,
         )
     except JsonError:
         raise

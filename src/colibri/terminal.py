@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from colibri.errors import ColibriError
+from colibri.names import printable
 
 out, err = Console(), Console(stderr=True)
 
@@ -43,7 +44,8 @@ def errors(as_json: bool, debug: bool) -> Iterator[None]:
 
 
 def plain(text: str) -> str:
-    return text.replace("[", r"\[")
+    """Text that came from anywhere, as a terminal may show it: no markup, no escape sequence, lines kept apart."""
+    return "\n".join(map(printable, text.split("\n"))).replace("[", r"\[")
 
 
 def show(values: dict[str, Any], as_json: bool) -> None:

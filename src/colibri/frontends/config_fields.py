@@ -30,12 +30,14 @@ class Field:
     most: float = 0
     null: bool = False
     lists: bool | str = False
-    also: type = type(None)
+    also: type | None = None
 
     def problem(self, value: Any) -> str:
         """What is wrong with a value, as it follows its name; empty where nothing is."""
-        if value is None or (self.also is not type(None) and type(value) is self.also):
-            return "" if self.null or value is not None else " is null: write its value into config.json"
+        if value is None:
+            return "" if self.null else " is null: write its value into config.json"
+        if type(value) is self.also:
+            return ""
         if self.lists and isinstance(value, list):
             return self._of_list(value)
         if self.lists is True:
@@ -109,8 +111,8 @@ FIELDS: dict[str, Field] = {
     **_table(replace(_FACTOR, null=True), "clip_qkv"),
     **_table(_number(0, 1e3), "router_jitter_noise moe_norm_min"),
     # Switches and lists.
-    **_table(Field("flag"), "tie_word_embeddings use_sliding_window norm_topk_prob qkv_bias attention_bias lm_head_bias "
-                            "conv_bias use_expert_bias mlp_bias rope_interleave use_qk_norm use_bias router_bias"),
+    **_table(Field("flag"), "tie_word_embeddings use_sliding_window norm_topk_prob qkv_bias attention_bias "
+                            "lm_head_bias conv_bias use_expert_bias mlp_bias rope_interleave use_qk_norm use_bias router_bias"),
     **_table(Field("flag", also=int), "attn_temperature_tuning"),
     **_table(Field("text"), "hidden_act dense_act_fn topk_method"),
     **_table(Field("text", null=True, lists=True), "layer_types"),

@@ -236,8 +236,9 @@ class _Reader:
             raise self.refuse(f"{name} is missing, and its class has no default: add it to the configuration")
         if not isinstance(found, kinds) or isinstance(found, bool) != (bool in kinds):
             raise self.refuse(f"{name} = {shown(found)} is not {what}: correct the configuration")
-        if int in kinds and float not in kinds and found < 1:
-            raise self.refuse(f"{name} = {found} is less than 1: correct the configuration")
+        return found
+
+    def _ranged(self, name: str, found: Any) -> Any:
         if problem := problem_of(name, found):
             raise self.refuse(problem.replace("config.json", "the configuration"))
         return found
@@ -247,10 +248,14 @@ class _Reader:
         if isinstance(value, int):
             return value
         found: int = self._typed(value, (int,), "a whole number")
-        return found
+        if found < 1:
+            raise self.refuse(f"{self.find(value)[0]} = {found} is less than 1: correct the configuration")
+        return int(self._ranged(self.find(value)[0], found))
 
     def number(self, value: float | Value) -> float:
-        return float(self._typed(value, (int, float), "a number")) if isinstance(value, Value) else value
+        if not isinstance(value, Value):
+            return value
+        return float(self._ranged(self.find(value)[0], self._typed(value, (int, float), "a number")))
 
     def flag(self, value: bool | Value) -> bool:
         return bool(self._typed(value, (bool,), "true or false")) if isinstance(value, Value) else value
@@ -259,7 +264,9 @@ class _Reader:
         name, found = self.find(value)
         if not any(type(found) is type(a) and found == a for a in allowed):
             able = " or ".join(map(repr, allowed))
-            raise self.refuse(f"{name} = {shown(found)} is not supported, only {able}: export the PyTorch module instead")
+            raise self.refuse(
+                f"{name} = {shown(found)} is not supported, only {able}: export the PyTorch module instead"
+            )
 
     def grouped(self, family: Family) -> bool:
         return family.groups_if is None or self.find(family.groups_if[0])[1] == family.groups_if[1]

@@ -467,14 +467,14 @@ def adapter_of(kind: str, config: Mapping[str, Any]) -> Adapter:
         )
     if kind not in ADAPTERS:
         raise ExportError(
-            f"model type {shown(kind)} is not known; known are {', '.join(sorted(ADAPTERS))}: export the PyTorch module "
-            "instead, or add the family (docs/adding-a-family.md)"
+            f"model type {shown(kind)} is not known; known are {', '.join(sorted(ADAPTERS))}: export the PyTorch "
+            "module instead, or add the family (docs/adding-a-family.md)"
         )
     adapter = ADAPTERS[kind]
     named = config.get("architectures") or []
     if not isinstance(named, list) or not all(name in adapter.architectures for name in named):
         raise ExportError(
-            f"{adapter.title}: architectures {shown(named)} is not {' or '.join(adapter.architectures)}: only models that "
-            "predict the next token are supported"
+            f"{adapter.title}: architectures {shown(named)} is not {' or '.join(adapter.architectures)}: only models "
+            "that predict the next token are supported"
         )
     return adapter

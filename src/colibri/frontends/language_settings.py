@@ -99,8 +99,8 @@ class Settings:
             one = len(unknown) == 1
             raise self.refuse(
                 f"config.json has {', '.join(unknown)}, which {'is' if one else 'are'} not known and may change the "
-                f"result; remove {'it' if one else 'them'} if the model computes the same without, or add to the family "
-                "(docs/adding-a-family.md)"
+                f"result; remove {'it' if one else 'them'} if the model computes the same without, or add to the "
+                "family (docs/adding-a-family.md)"
             )
 
     def _read(self, name: str) -> Any:
@@ -130,7 +130,9 @@ class Settings:
     def dim(self) -> int:
         found = int(self.head_dim or self.hidden_size // self.heads)
         if found < 1:
-            raise self.refuse(f"hidden_size = {self.hidden_size} has no room for {self.heads} heads: correct config.json")
+            raise self.refuse(
+                f"hidden_size = {self.hidden_size} has no room for {self.heads} heads: correct config.json"
+            )
         return found
 
     @property

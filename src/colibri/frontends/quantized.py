@@ -27,8 +27,8 @@ _SILENT = {"quant_method", "modules_to_not_convert", "modules_to_convert", "igno
 # By method, the fields that say how numbers are stored, with the values that are understood.
 _KNOWN: dict[str, dict[str, tuple[Any, ...]]] = {
     "mxfp4": {},
-    "fp8": {"fmt": (None, *_E4M3, *_E5M2), "activation_scheme": (None, "dynamic"), "scale_fmt": (None, "float", "ue8m0"),
-            "expert_dtype": (None, "fp8")},
+    "fp8": {"fmt": (None, *_E4M3, *_E5M2), "activation_scheme": (None, "dynamic"),
+            "scale_fmt": (None, "float", "ue8m0"), "expert_dtype": (None, "fp8")},
 }  # fmt: skip
 _BLOCK = "weight_block_size"
 

@@ -80,7 +80,9 @@ class Rotary:
             :, None
         ] * frequency.astype(F)
         if not np.isfinite(angle).all() or not math.isfinite(factor):
-            raise ExportError("rotary positions have angles that are not finite: correct rope_parameters in config.json")
+            raise ExportError(
+                "rotary positions have angles that are not finite: correct rope_parameters in config.json"
+            )
         turn = np.concatenate([np.cos(angle.astype(np.float64)), np.sin(angle.astype(np.float64))], axis=1)
         return np.asarray(turn.astype(F) * F(factor), F)
 

@@ -41,14 +41,14 @@ def _e4m3() -> Array:
     exponent, fraction = (code >> 3) & 15, code & 7
     size = np.where(exponent > 0, (8 + fraction) * 2.0 ** (exponent - 10), fraction * 2.0**-9)
     size[(code & 127) == 127] = np.nan
-    return np.where(code > 127, -size, size).astype(np.float32)
+    return np.asarray(np.where(code > 127, -size, size), np.float32)
 
 
 def _e8m0() -> Array:
     """The powers of two of the 256 codes of e8m0 (OCP Microscaling Formats), of which the last is NaN."""
     powers = np.ldexp(np.float32(1), np.arange(-127, 129, dtype=np.int32).clip(max=127))
     powers[255] = np.nan
-    return powers.astype(np.float32)
+    return np.asarray(powers, np.float32)
 
 
 CODES = {
@@ -194,7 +194,7 @@ def decoded(raw: Any, kind: str) -> Array:
     if kind == "BF16":
         return np.asarray((raw.astype(np.uint32) << 16).view(np.float32))
     if kind in CODES:
-        return CODES[kind][raw]
+        return np.asarray(CODES[kind][raw])
     if raw.dtype == np.uint8:
         return np.asarray(raw)
     with np.errstate(over="ignore"):  # a float64 beyond float32 is an infinity, which `read` refuses
