@@ -127,7 +127,8 @@ def export_lm(
 def _carry_tokenizer(source: Path, files: dict[Path, bytes], target: Path, say: Callable[[str], None]) -> None:
     """The tokenizer's files beside the model, and tokenizer.bin for C; what is not there or refused is said."""
     if Path("tokenizer.json") not in files:
-        say(f"{source} has no tokenizer.json: the export takes token ids only")
+        say(f"{source} has no tokenizer.json, so that the export takes token ids only: for text, convert what it has "
+            "(transformers.AutoTokenizer.from_pretrained(…).save_pretrained(…)) and export again")  # fmt: skip
         return
     image = target / "tokenizer.bin"
     try:

@@ -112,7 +112,8 @@ FIELDS: dict[str, Field] = {
     **_table(_number(0, 1e3), "router_jitter_noise moe_norm_min"),
     # Switches and lists.
     **_table(Field("flag"), "tie_word_embeddings use_sliding_window norm_topk_prob qkv_bias attention_bias "
-                            "lm_head_bias conv_bias use_expert_bias mlp_bias rope_interleave use_qk_norm use_bias router_bias"),
+                            "lm_head_bias conv_bias use_expert_bias mlp_bias rope_interleave use_qk_norm use_bias "
+                            "router_bias"),
     **_table(Field("flag", also=int), "attn_temperature_tuning"),
     **_table(Field("text"), "hidden_act dense_act_fn topk_method"),
     **_table(Field("text", null=True, lists=True), "layer_types"),

@@ -473,8 +473,9 @@ def adapter_of(kind: str, config: Mapping[str, Any]) -> Adapter:
     adapter = ADAPTERS[kind]
     named = config.get("architectures") or []
     if not isinstance(named, list) or not all(name in adapter.architectures for name in named):
-        raise ExportError(
-            f"{adapter.title}: architectures {shown(named)} is not {' or '.join(adapter.architectures)}: only models "
-            "that predict the next token are supported"
-        )
+        what = f"{adapter.title}: architectures {shown(named)} is not {' or '.join(adapter.architectures)}"
+        if "vision_config" in config or "ConditionalGeneration" in str(named):
+            raise ExportError(f"{what}: the release has parts for images or sound, which Colibri does not run; use the "
+                              "family's text-only release")  # fmt: skip
+        raise ExportError(f"{what}: only models that predict the next token are supported")
     return adapter

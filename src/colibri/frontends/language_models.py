@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from colibri import spec
 from colibri.errors import ExportError
 from colibri.frontends.checkpoint import Checkpoint
 from colibri.frontends.decoders import build
@@ -33,8 +34,8 @@ def load_checkpoint(directory: str | Path, context: int | None = None, cache: st
     adapter = adapter_of(kind, config)
     if cache not in CACHES:
         raise ExportError(f"cache {cache!r} is not one of {', '.join(CACHES)}")
-    if context is not None and context < 1:
-        raise ExportError(f"context = {context} is not a number of tokens")
+    if context is not None and not 1 <= context <= spec.LIMIT:
+        raise ExportError(f"context = {context} is not a number of tokens from 1 to {spec.LIMIT:,}")
     if nested is not None and text is config:
         raise ExportError(f"text_config is {shown(nested)}, not an object: correct config.json")
     if text is not config:
