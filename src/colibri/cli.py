@@ -44,7 +44,7 @@ from colibri.report import tables, traces
 from colibri.report.advise import advise as judge
 from colibri.sources import require_source
 from colibri.targets import TARGETS
-from colibri.terminal import Debug, Json, ModelPath, err, errors, out, plain, show
+from colibri.terminal import Debug, Json, ModelPath, err, errors, guarded, out, plain, show
 
 if os.environ.get("NO_COLOR"):
     rich_utils.COLOR_SYSTEM = None  # as in `terminal`: dim and bold too
@@ -572,13 +572,13 @@ cli_language.register(app)
 
 def main() -> None:
     """The `colibri` command."""
-    app()
+    guarded(app)
 
 
 def exporter_main() -> None:
     """The `python -m colibri.exporter` command: the same options as `colibri export`."""
     sys.argv = ["colibri", "export", *sys.argv[1:]]
-    app(prog_name="colibri")
+    guarded(lambda: app(prog_name="colibri"))
 
 
 if __name__ == "__main__":

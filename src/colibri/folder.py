@@ -106,7 +106,7 @@ class Folder:
 
     def _inside(self, name: str) -> Path:
         check_name(name, f"a file of {self.path}", self.error)
-        if Path(name).name != name:
+        if Path(name).name != name or name == "..":
             raise self.error(f"{shown(name)} is not the name of a file in {self.path}: put the file into the folder")
         return self.path / name
 

@@ -12,6 +12,7 @@ from colibri.errors import ColibriError, ExportError
 
 NAME = 512  # characters of a tensor's or file's name
 _SHOWN = 120  # characters of a value in a message
+_SAID = 400  # of another library's message
 
 
 def printable(text: str) -> str:
@@ -23,6 +24,12 @@ def shown(value: object) -> str:
     """A value in a message: how Python writes it, cut where it is long."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
+def brief(said: object) -> str:
+    """What another library says, as it may be shown: printable, and cut where it repeats a file."""
+    text = printable(str(said))
+    return text if len(text) <= _SAID else f"{text[: _SAID - 1]}…"
 
 
 def check_name(name: object, what: str, error: type[ColibriError] = ExportError) -> str:
@@ -57,4 +64,4 @@ def _cut(name: str, room: int) -> bytes:
     return name.encode()[:room].decode("utf-8", "ignore").rstrip(". ").encode()
 
 
-__all__ = ["NAME", "check_name", "check_port", "port_names", "printable", "shown"]
+__all__ = ["NAME", "brief", "check_name", "check_port", "port_names", "printable", "shown"]

@@ -6,7 +6,6 @@ is downloaded. `write_c` gives the same tokenizer as `tokenizer.bin` for `colibr
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from colibri import chat_template, tokenizer_bin
 from colibri.emit.files import write_files
 from colibri.errors import ExportError, ModelError
 from colibri.folder import TEXT_BYTES, TOKENIZER_BYTES, Folder
+from colibri.names import brief
 from colibri.tokenizer_bin import write_c
 
 __all__ = ["FILES", "Stream", "Tokenizer", "copy_files", "read_files", "write_all", "write_c"]
@@ -58,7 +58,7 @@ class Tokenizer:
             raise
         except Exception as error:  # the library raises bare exceptions
             raise ModelError(
-                f"{path} is not a tokenizer the tokenizers library reads ({error}): copy it again"
+                f"{path} is not a tokenizer the tokenizers library reads ({brief(error)}): copy it again"
             ) from None
         self._lock = threading.Lock()  # whether special tokens are parsed is a state of the library's object
         self._library.no_truncation()
