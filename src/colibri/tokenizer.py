@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from colibri import chat_template, tokenizer_bin
-from colibri.emit.files import write_files
 from colibri.errors import ExportError, ModelError
 from colibri.folder import TEXT_BYTES, TOKENIZER_BYTES, Folder
 from colibri.names import brief
@@ -258,7 +257,10 @@ def write_all(files: Mapping[Path, bytes], target: str | Path) -> None:
     if more.is_symlink():
         more.unlink()
     shutil.rmtree(more, ignore_errors=True)
-    write_files({target / name: data for name, data in files.items()}, target)
+    for name, data in files.items():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        with (target / name).open("xb") as file:  # not through a link that is there already
+            file.write(data)
 
 
 def copy_files(source: str | Path, target: str | Path) -> None:

@@ -14,7 +14,7 @@ RAW = {"@nan": "NaN", "@inf": "Infinity", "@-inf": "-Infinity", "@huge": "1e999"
        "@surrogate": '"\\ud800"'}  # fmt: skip
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2, 3, 7, 65, 4097, 1 << 20, (1 << 31) - 1, 1 << 63, 10**30, -(10**30), 0.0,
-    -0.0, 0.5, 1e-320, 1e-30, 1e30, 1e308, -1e308, "", "x", "0", "1e5", "x" * 100_000, "\x1b[2J\x1b]52;c;eA==\x07", "\0",
+    0.5, 1e-320, 1e-30, 1e30, 1e308, -1e308, "", "x", "0", "1e5", "x" * 100_000, "\x1b[2J\x1b]52;c;eA==\x07", "\0",
     "../../x", "/etc/passwd", "é\u202e", [], {}, [0], [None], [[]], [1] * 64, ["x"], [1.5, "x", None], {"x": 1},
     {"rope_type": "linear", "factor": 0}, list(range(2000)), {"__proto__": {}}, *RAW,
 ]  # fmt: skip
