@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from colibri import spec
+from colibri import arithmetic, spec
 from colibri.certify import TEXT_ROWS, Certificate, Golden, certify, random_text
 from colibri.emit import c_source, stream
 from colibri.emit.files import write_files
@@ -41,6 +41,7 @@ _GENERATED_BYTES = 4 << 20  # above, C source for firmware is of no use
 Certifier = Callable[[Path, Sequence[Array], int], Certificate]
 
 
+@arithmetic.standard()
 def export_lm(
     graph: Graph,
     path: str | Path,
