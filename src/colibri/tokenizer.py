@@ -257,9 +257,9 @@ def write_all(files: Mapping[Path, bytes], target: str | Path) -> None:
     if more.is_symlink():
         more.unlink()
     shutil.rmtree(more, ignore_errors=True)
-    for name, data in files.items():
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        with (target / name).open("xb") as file:  # not through a link that is there already
+    for place, data in files.items():
+        (target / place).parent.mkdir(parents=True, exist_ok=True)
+        with (target / place).open("xb") as file:  # not through a link that is there already
             file.write(data)
 
 
