@@ -88,7 +88,8 @@ FIELDS: dict[str, Field] = {
     **_table(_count(1, _LAYERS, null=True), "num_key_value_heads num_decoder_layers"),
     **_table(_count(0, _LAYERS), "num_sparse_encoder_layers num_sparse_decoder_layers max_window_layers "
                                  "first_k_dense_replace num_dense_layers moe_layer_start_index "
-                                 "num_nextn_predict_layers moe_num_shared_experts"),
+                                 "moe_num_shared_experts"),
+    **_table(_count(0, 64), "num_nextn_predict_layers"),  # each a pattern that every tensor left over is held against
     **_table(_count(-1, _LAYERS), "moe_layer_end_index"),
     **_table(_count(0, _LAYERS, null=True), "n_shared_experts"),
     **_table(_count(1, spec.MAX_EXPERTS), "n_routed_experts moe_num_experts num_local_experts"),
