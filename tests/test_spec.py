@@ -53,6 +53,10 @@ def test_stages_import_only_earlier_ones() -> None:
     order = [
         "_engine",
         "errors",
+        "names",
+        "npz",
+        "strict_json",
+        "folder",
         "weights",
         "graph",
         "spec",
