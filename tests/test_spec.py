@@ -67,6 +67,8 @@ def test_stages_import_only_earlier_ones() -> None:
         "tokenizer_bin",
         "template_worker",
         "chat_template",
+        "declared_tokens",
+        "spelled_tokens",
         "tokenizer",
         "answers",
         "package",
