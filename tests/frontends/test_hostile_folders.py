@@ -411,6 +411,10 @@ def test_a_checkpoint_of_nothing_is_refused(tmp_path: Path) -> None:
     refuses(tmp_path, "missing")
 
 
+def test_a_message_that_quotes_a_file_has_an_end() -> None:
+    assert len(str(ModelError("x" * 100_000))) == 8000 and str(ModelError("x")) == "x"
+
+
 def test_an_error_that_nobody_foresaw_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """C12: no traceback from the command, but for who asks with --debug; tests see what was raised."""
     from colibri.terminal import UNEXPECTED, guarded
