@@ -9,6 +9,7 @@ tokens the model really feeds it. Only an agreement to rounding counts.
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -34,6 +35,42 @@ def find_blocks(
 
     Raises ExportError for a registered block that is not what was claimed.
     """
+    with separated(module):
+        return _find(module, runs, claims)
+
+
+@contextlib.contextmanager
+def separated(module: nn.Module) -> Iterator[None]:
+    """While this is open, no two children of one module are the same object, and no two numbers of a tensor one place
+    in memory, so that each can be watched and changed by itself; the tensors are shared all the same."""
+    tied = []
+    for m in list(module.modules()):
+        met: set[int] = set()
+        for name, child in m._modules.items():
+            if id(child) in met and child is not None:
+                tied.append((m, name, child))
+            met.add(id(child))
+    expanded = [t for t in (*module.parameters(), *module.buffers())
+                if any(n > 1 and step == 0 for n, step in zip(t.shape, t.stride(), strict=True))]  # fmt: skip
+    held = [(t, t.data) for t in expanded]
+    try:
+        for parent, name, child in tied:
+            kept = {id(t): t for t in (*child.parameters(), *child.buffers())}
+            with contextlib.suppress(Exception):  # what cannot be copied stays one object
+                parent._modules[name] = copy.deepcopy(child, kept)
+        for t in expanded:
+            t.data = t.data.contiguous()
+        yield
+    finally:
+        for parent, name, child in tied:
+            parent._modules[name] = child
+        for t, data in held:
+            t.data = data
+
+
+def _find(
+    module: nn.Module, runs: Sequence[Sequence[Tensor]], claims: Mapping[str, Registration]
+) -> tuple[list[Block], list[Rejected]]:
     candidates = {p: m for p, m in module.named_modules() if p in claims or next(_groups(m), None) is not None}
     calls = {path: Calls(m) for path, m in candidates.items()}
     with _watching(calls):
@@ -206,6 +243,19 @@ def dense_cost(rejected: Rejected) -> str | None:
     )
 
 
+def unreached(block: Block) -> str | None:
+    """Which experts no row has chosen, as a sentence; None where there are none."""
+    experts = [] if block.finding is None else block.finding.untested
+    if not experts:
+        return None
+    one = len(experts) == 1
+    return (
+        f"{block.path or 'the module'} ({kind_of(block.module)}): expert{'' if one else 's'} "
+        f"{', '.join(map(str, experts))} {'was' if one else 'were'} not reached by any row; exported from "
+        f"{'its module' if one else 'their modules'}, and chosen in the comparison only by made-up logits"
+    )
+
+
 def nested_cost(block: Block) -> str:
     """What a block whose experts are blocks costs, as a sentence."""
     count = len(block.experts)
@@ -216,4 +266,4 @@ def nested_cost(block: Block) -> str:
     )
 
 
-__all__ = ["dense_cost", "find_blocks", "nested_cost"]
+__all__ = ["dense_cost", "find_blocks", "nested_cost", "unreached"]

@@ -182,11 +182,11 @@ class Program:
 
     @property
     def numbers(self) -> list[float]:
-        """The positive numbers up to 1 written in the code, and the tensors of one such number."""
+        """The positive numbers below 1 written in the code, and the tensors of one such number."""
         found = [leaf for call in self.one.calls for leaf in leaves(call.args) if not isinstance(leaf, Ref | bool)]
         tensors = [leaf.tensor if isinstance(leaf, Held) else leaf for leaf in found]
         values = [float(t) for t in tensors if isinstance(t, float) or (isinstance(t, Tensor) and t.numel() == 1)]
-        return sorted({value for value in values if 0 < value <= 1})
+        return sorted({value for value in values if 0 < value < 1})
 
     def root(self, value: int) -> int:
         """The value that this one is, in another shape."""

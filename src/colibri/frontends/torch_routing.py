@@ -23,6 +23,7 @@ from colibri.reference import ops
 MARGIN = 1e-6  # a choice of experts closer than this (relative) may go either way
 TOLERANCE = 2e-5  # of a weight, relative to itself
 ROUNDING = 2e-6  # of a weight: routers that agree to this are not told apart by their error
+ALMOST = 1.01 * TOLERANCE  # the error of weights that are only right beside the token's largest
 LEAST = 1e-30  # of a token's largest weight: what is smaller may be a denormal
 
 
@@ -110,7 +111,9 @@ def telling_logits(experts: int, tokens: int, natural: Tensor) -> Tensor:
     crowd = normal(experts * tokens)
     favoured = torch.arange(experts).repeat_interleave(tokens)[:, None]
     crowd.scatter_(1, favoured, crowd.amax(1, keepdim=True) + 0.5)
-    wide = normal(48) * 10 ** torch.arange(1.2, 6.0, 0.1)[:48, None]
+    wide = normal(48) * 10 ** torch.linspace(1.2, 6.0, 48)[:, None]
+    wide[torch.arange(48), torch.arange(48) % experts] = wide.abs().amax(1)
+    wide = torch.where((wide < -80) & (wide > -120), -120.0, wide)  # whose exponentials are denormals
     spread = [normal(64), normal(64) * 4, normal(32) * 0.1, normal(16) * 1e-3, wide, natural[:64]]
     each = normal(2 * experts) - 8.0  # against whatever speaks for the others
     each[torch.arange(2 * experts), torch.arange(2 * experts) % experts] += 16.0
@@ -142,14 +145,20 @@ class Seen:
         return self.miss(ours, clear & finite)
 
     def miss(self, ours: Tensor, rows: Tensor) -> float:
-        """The largest difference of these weights, relative to each, over the rows where `rows` holds."""
+        """The largest difference of these weights, relative to each, over the rows where `rows` holds.
+
+        Beyond the tolerance it is relative to the token's largest, which tells the nearer of two routers that are wrong.
+        """
         if not rows.any():
             return math.inf
-        size = torch.maximum(ours.abs(), self.weights.abs())
-        least = size.amax(1, keepdim=True) * LEAST
-        least = (least if self.floor is None else torch.maximum(least, self.floor)).clamp_min(1e-37)
-        worst = float(((ours - self.weights).abs() / torch.maximum(size, least))[rows].max())
-        return worst if math.isfinite(worst) else math.inf
+        size, off = torch.maximum(ours.abs(), self.weights.abs()), (ours - self.weights).abs()
+        largest = size.amax(1, keepdim=True).clamp_min(1e-37)
+        least = (LEAST * largest if self.floor is None else torch.maximum(LEAST * largest, self.floor)).clamp_min(1e-37)
+        worst = float((off / torch.maximum(size, least))[rows].max())
+        if worst <= TOLERANCE:
+            return worst
+        coarse = float((off / largest)[rows].max())
+        return max(coarse, ALMOST) if math.isfinite(coarse) else math.inf
 
 
 @dataclass(frozen=True)
@@ -334,4 +343,4 @@ def _round(value: float, within: float) -> float:
     return value
 
 
-__all__ = ["MARGIN", "TOLERANCE", "Proposal", "Seen", "clear_choices", "solve", "telling_logits", "weigh"]
+__all__ = ["ALMOST", "MARGIN", "TOLERANCE", "Proposal", "Seen", "clear_choices", "solve", "telling_logits", "weigh"]

@@ -18,7 +18,7 @@ from colibri.frontends.torch_extremes import EPS, Extremes
 from colibri.frontends.torch_measure import measure, sets
 from colibri.frontends.torch_chains import chained
 from colibri.frontends.torch_moe import Block
-from colibri.frontends.torch_routing import TOLERANCE, Proposal, Seen, solve, telling_logits
+from colibri.frontends.torch_routing import ALMOST, TOLERANCE, Proposal, Seen, solve, telling_logits
 from colibri.frontends.torch_tape import Recording
 from colibri.frontends.torch_watch import Probe, Watched
 
@@ -128,6 +128,8 @@ class Search:
             block.finding = measure(block, error)
             error = block.finding.error
         if error > TOLERANCE:
+            if proposal.error == ALMOST and (hidden := self._hidden(block)) is not None:
+                return f"it looks like {block}, but also depends on {hidden}"
             contrived = proposal.complexity > 1
             return contrived, error, f"no router reproduces it; the nearest is {block}, with relative error {error:.1e}"
         beside = Extremes(self.probe, place, logits, self._made(logits), block.router, self.shared).reason()

@@ -79,8 +79,9 @@ class Probe:
 
     @property
     def unreached(self) -> list[int]:
-        """The experts that no row was given to."""
-        return sorted(set(range(len(self.experts))) - {expert for expert, _, _ in self.seen.used})
+        """The experts that no row of one of the recordings was given to."""
+        reached = [{expert for expert, _, _ in run.used} for run in (self.program.one, self.program.two)]
+        return sorted(set(range(len(self.experts))) - (reached[0] & reached[1]))
 
     def reaching_all(self, logits: int) -> Probe:
         """The same with other logits in the place of this value, some for each expert."""
