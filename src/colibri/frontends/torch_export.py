@@ -82,7 +82,8 @@ def _from_torch(module: nn.Module, example_inputs: Any, calibration: Any, name: 
         again = _outputs(work, example)
         blocks, report.rejected = find_blocks(work, runs, claims)
         report.blocks = [block.finding for block in blocks if block.finding is not None]
-        report.warnings += [nested_cost(block) for block in blocks if block.nested]
+        told = {id(other) for block in blocks for other in block.others}
+        report.warnings += [nested_cost(block) for block in blocks if block.nested and id(block) not in told]
         report.warnings += filter(None, map(unreached, blocks))
         rejected = report.rejected
         dense = [r for r in rejected if not any(f"{b.path}.".startswith(f"{r.path}.".lstrip(".")) for b in blocks)]

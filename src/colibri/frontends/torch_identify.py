@@ -101,9 +101,10 @@ def _find(
             rejected += [] if any(_within(r.path, path) for r in rejected) else [found]
     for block in blocks:
         inside = {id(m) for expert in block.experts for m in expert.modules()}
-        block.nested = any(id(other.module) in inside for other in blocks)
+        block.nested |= any(id(other.module) in inside for other in blocks)
     order = list(candidates)
-    return sorted(blocks, key=lambda b: order.index(b.path)), rejected[::-1]
+    blocks.sort(key=lambda b: order.index(b.path))
+    return [use for block in blocks for use in (block, *block.others)], rejected[::-1]
 
 
 @contextlib.contextmanager
@@ -259,6 +260,11 @@ def unreached(block: Block) -> str | None:
 def nested_cost(block: Block) -> str:
     """What a block whose experts are blocks costs, as a sentence."""
     count = len(block.experts)
+    if block.others:
+        return (
+            f"{block.path or 'the module'} ({kind_of(block.module)}): {len(block.others) + 1} mixtures share {count} "
+            "experts, which all run once for every token; each mixture weighs what they give"
+        )
     return (
         f"{block.path or 'the module'} ({kind_of(block.module)}) is a Mixture of Experts of such mixtures: all its "
         f"{count} experts run for every token, {count / block.router.k:g} times what its router asks for, and it "

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -102,7 +102,9 @@ Mixture = Callable[[Tensor, Tensor], Tensor]  # the experts' input (n, in), logi
 class Surroundings(Protocol):
     """What a block computes before and after its mixture."""
 
-    def __call__(self, inputs: Sequence[Tensor], mixture: Mixture) -> list[Tensor | None]:
+    def __call__(
+        self, inputs: Sequence[Tensor], mixture: Mixture, known: dict[int, Tensor] | None = None
+    ) -> list[Tensor | None]:
         """The tensors the block returns for its tensor inputs; None where one is not known."""
 
     def held(self) -> list[Tensor]:
@@ -116,8 +118,9 @@ class Surroundings(Protocol):
 class Block:
     """A claim about a module: it computes Σ w·expert(z) amid its `around`, w being the `router`'s.
 
-    z, the logits and the mixture have one row for each of `rows`. `nested`: experts hold blocks themselves, so all run
-    in the main program, and the mixture chooses among their outputs.
+    z, the logits and the mixture have one row for each of `rows`. `nested`: experts hold blocks themselves or serve
+    several mixtures, so all run in the main program, and the mixture chooses among their outputs. `others` are further
+    mixtures of the same experts, which other results of the module need.
     """
 
     path: str
@@ -131,13 +134,17 @@ class Block:
     tensors: tuple[str, ...] = ()  # of the module, that the router holds
     body: str | None = None
     nested: bool = False
+    others: list[Block] = field(default_factory=list)
     finding: BlockFinding | None = None
 
-    def leaf(self, number: int) -> Mixture:
-        """The mixture as one operation, numbered `number`."""
+    def leaf(self, number: int, shared: list[Tensor]) -> Mixture:
+        """The mixture as one operation, numbered `number`; `shared` keeps what experts gave for other mixtures."""
 
         def mixture(z: Tensor, logits: Tensor) -> Tensor:
-            x = torch.cat([expert(z) for expert in self.experts], -1) if self.nested else z
+            x = z
+            if self.nested:
+                x = shared[0] if shared else torch.cat([expert(z) for expert in self.experts], -1)
+                shared[:] = [x]
             y: Tensor = torch.ops.colibri.moe(x, logits, self.width, number)
             return y
 
@@ -195,20 +202,26 @@ def kind_of(module: nn.Module) -> str:
 @contextlib.contextmanager
 def leaves(blocks: Sequence[Block]) -> Iterator[None]:
     """While this is open, each block's mixture is one `colibri::moe` operation numbered as in `blocks`."""
+    of_module: dict[int, list[tuple[int, Block]]] = {}
+    for number, block in enumerate(blocks):
+        of_module.setdefault(id(block.module), []).append((number, block))
     with contextlib.ExitStack() as stack:
-        for number, block in enumerate(blocks):
-            stack.enter_context(replaced(block.module, functools.partial(_leaf, block, number)))
+        for uses in of_module.values():
+            stack.enter_context(replaced(uses[0][1].module, functools.partial(_leaf, uses)))
         yield
 
 
-def _leaf(block: Block, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _leaf(uses: Sequence[tuple[int, Block]], forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
-        calls = block.rows.calls
+        calls = uses[0][1].rows.calls
         inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         turned = isinstance(calls.runs, Turned)
         inputs = [x.transpose(0, 1) for x in inputs] if turned else inputs
-        outs = iter(block.around(inputs, block.leaf(number)))
+        known: dict[int, Tensor] = {}
+        shared: list[Tensor] = []
+        given = [block.around(inputs, block.leaf(number, shared), known) for number, block in uses]
+        outs = (next((y for y in of if y is not None), None) for of in zip(*given, strict=True))
         results, spec = pytree.tree_flatten(calls.result)
         lead = tuple(calls.seen[0][0].shape[:2])
         for n, r in enumerate(results):

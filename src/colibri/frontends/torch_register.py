@@ -35,7 +35,9 @@ class Claimed:
         """The experts' input."""
         return x if self.claim.prenorm is None else self._apply(self.claim.prenorm, x)
 
-    def __call__(self, inputs: Sequence[Tensor], mixture: Mixture) -> list[Tensor | None]:
+    def __call__(
+        self, inputs: Sequence[Tensor], mixture: Mixture, known: dict[int, Tensor] | None = None
+    ) -> list[Tensor | None]:
         """The block's outputs: the main one only."""
         x = inputs[0].reshape(-1, inputs[0].shape[-1])
         z = self.normed(x)

@@ -43,7 +43,28 @@ class Search:
         }
 
     def run(self) -> Block | str:
-        """The simplest claim that agrees to rounding, or why none does."""
+        """The simplest claim that agrees to rounding, or why none does; where other results of the module need the
+        experts too, with a claim for each of them."""
+        found = self._run()
+        if not isinstance(found, Block) or not isinstance(found.around, Watched):
+            return found
+        others: list[Block] = []
+        for result in self.probe.missing(found.around.mixture):
+            known = [use.around.logits for use in (found, *others) if isinstance(use.around, Watched)]
+            search = Search(self.path, self.module, self.probe.of_result(result, known), self.experts)
+            other = search._run()
+            if not isinstance(other, Block) or not isinstance(other.around, Watched):
+                return found
+            if (other.around.z, other.around.program) != (found.around.z, found.around.program):
+                return found
+            others.append(other)
+        if others:
+            found.others = others
+            for use in (found, *others):
+                use.nested = True
+        return found
+
+    def _run(self) -> Block | str:
         reason = self._dependence()
         if reason is not None:
             return reason

@@ -36,7 +36,7 @@ class Probe:
         self.rows, self.experts = rows, experts
         self._stacked = set() if experts else {id(t) for t in theirs}
         self._around: Sequence[tuple[int, int]] = ()
-        self._forced: int | None = None  # the logits, where others are put in their place to reach every expert
+        self._forced: tuple[int, ...] = ()  # logits in whose place others are put, to reach every expert
         self.tokens: Tensor
         self.more: Tensor
         self.seen: Recording
@@ -86,8 +86,22 @@ class Probe:
     def reaching_all(self, logits: int) -> Probe:
         """The same with other logits in the place of this value, some for each expert."""
         other = copy.copy(self)
-        other._forced = logits
+        other._forced = (logits,)
         return other._again()
+
+    def of_result(self, result: int, logits: Sequence[int]) -> Probe:
+        """The same, seeing another of the tensors the block returns as its output; `logits` belong to others."""
+        other = copy.copy(self)
+        other._forced = (*self._forced, *logits)
+        other.rows = copy.copy(self.rows)
+        other.rows.main = result
+        return other
+
+    def missing(self, mixture: int) -> list[int]:
+        """The results that need more of the experts than this value."""
+        outputs = self.program.outputs
+        unknown = [n for n in self.rows.fitting if n != self.rows.main and outputs[n] is not None]
+        return [n for n in unknown if self.program.needed([outputs[n] or 0], [mixture]) is None]
 
     def with_calls(self, around: Sequence[tuple[int, int]]) -> Probe:
         """The same with so many calls before and after each expert as part of it."""
@@ -108,8 +122,8 @@ class Probe:
     def driven(self, tokens: Tensor, values: Mapping[int, Tensor], outputs: object = None) -> Recording:
         """A recording on other tokens, in which these values have other rows than those that are computed."""
         drive: dict[tuple[int, int], Tensor] = {}
-        if values or self._forced is not None:
-            forced = {} if self._forced is None else {self._forced: self._for_each(len(tokens))}
+        if values or self._forced:
+            forced = {value: self._for_each(len(tokens)) for value in self._forced}
             inputs = self.rows.split(tokens)
             for value, rows in {**forced, **values}.items():
                 call, slot = self.program.one.origin[value]
@@ -222,10 +236,13 @@ class Watched:
         self.widths = [probe.width(logits), probe.width(z)]
         self.output = probe.output  # the block's main output
 
-    def __call__(self, inputs: Sequence[Tensor], mixture: Mixture) -> list[Tensor | None]:
-        """The block's outputs."""
+    def __call__(
+        self, inputs: Sequence[Tensor], mixture: Mixture, known: dict[int, Tensor] | None = None
+    ) -> list[Tensor | None]:
+        """The block's outputs; `known` keeps the values computed, for other mixtures in the same program."""
         program, (experts, width) = self.program, self.widths
-        env = dict(zip(program.inputs, inputs, strict=True))
+        env = {} if known is None else known
+        env.update(zip(program.inputs, inputs, strict=True))
         logits, z, *base = program.replay([self.logits, self.z, *self._bases], env)
         y = mixture(z.reshape(-1, width), logits.reshape(-1, experts))
         y = y.reshape(program.sizes(self.mixture, inputs[0].shape[0]))
