@@ -206,8 +206,10 @@ def _identify(path: str, m: nn.Module, calls: Calls, settled: _Settled) -> Block
                 return found
             macs = _macs(experts) if _dense(probe, experts) else 0
             gated = bool(probe.before(experts.count))
-            reasons.append(Rejected(path, kind_of(m), found, macs, experts.count, gated))
-    return min(reasons, key=lambda r: not r.gated, default=None)
+            called = bool(experts.watched)
+            reasons.append(Rejected(path, kind_of(m), found, macs, experts.count, gated, called))
+    # What is called as an expert is one sooner than an axis of a parameter, which may be the features.
+    return min(reasons, key=lambda r: (not r.called, not r.gated), default=None)
 
 
 def _plausible(probe: Probe, experts: Experts) -> bool:

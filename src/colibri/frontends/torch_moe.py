@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -52,6 +52,9 @@ class Registration:
     shared: Any
     prenorm: Any
     residual: bool
+    bias: Any
+    expert_scale: Any
+    rest: Mapping[str, Any]  # further fields of the router
 
 
 _REGISTERED: weakref.WeakKeyDictionary[Any, Registration] = weakref.WeakKeyDictionary()
@@ -69,16 +72,30 @@ def register_moe(
     shared: Any = None,
     prenorm: Any = None,
     residual: bool = False,
+    epsilon: float = 0.0,
+    bias: Any = None,
+    expert_scale: Any = None,
+    groups: int = 1,
+    kept_groups: int = 1,
+    group_rule: str = "max",
+    capacity: int = 0,
+    apply: str = "output",
 ) -> None:
     """Say that `target`, a class or an instance, computes scale·Σ w·expert(z) [+ shared(z)] [+ x], z = prenorm(x) or x.
 
     `experts`, `gate`, `shared` and `prenorm` are dotted attribute paths, or functions of the block that return the
     module (for `experts`: modules (tokens, in) -> (tokens, out)); a gate may also be a weight of shape (experts, in).
-    The claim is checked at every export, which raises ExportError with the measured error when it is wrong.
+    `epsilon` is added to the sum that `normalize` "sum" divides by, and the least that "clamped" does; `bias` (added to
+    the scores for the choice only) and `expert_scale` are such a path, a function, or numbers, one an expert. The other
+    fields are the router's as docs/routing.md describes it; a capacity is one for the tokens of each sample. The claim is checked at every export, which raises ExportError with the measured error when it is wrong.
     """
     if score not in SCORES or normalize not in NORMALIZE:
         raise ExportError(f"score is one of {', '.join(SCORES)}, normalize one of {', '.join(NORMALIZE)}")
-    _REGISTERED[target] = Registration(experts, gate, k, score, normalize, scale, shared, prenorm, residual)
+    rest = {"epsilon": epsilon, "groups": groups, "kept_groups": kept_groups, "group_rule": group_rule,
+            "capacity": capacity, "apply": apply}  # fmt: skip
+    _REGISTERED[target] = Registration(
+        experts, gate, k, score, normalize, scale, shared, prenorm, residual, bias, expert_scale, rest
+    )
 
 
 def registered(module: nn.Module) -> dict[str, Registration]:
