@@ -68,7 +68,7 @@ def test_an_epsilon_in_the_sum_is_found_for_any_number_of_experts(
 ) -> None:
     """E2"""
     model = Epsilon(experts, k, epsilon, spread).eval()
-    graph, report, *_ = exported(model)
+    graph, *_ = exported(model)
     (node,) = graph.moe_nodes()
     seen = epsilon * experts / k > 2e-6  # of the weights; below it makes no difference
     assert not seen or node.attrs["router"].epsilon == pytest.approx(epsilon)
@@ -198,5 +198,5 @@ def test_register_moe_says_everything_a_router_can() -> None:
         equal(model, graph, rows(64, seed=3))
     wrong = near.LargeEpsilon().eval()
     register_moe(wrong, experts="experts", gate="gate", k=2, normalize="sum")
-    with pytest.raises(ExportError, match="not what register_moe says.*relative error"):
+    with pytest.raises(ExportError, match=r"not what register_moe says.*relative error"):
         exported(wrong)

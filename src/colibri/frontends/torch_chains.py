@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from colibri.frontends.torch_tape import Call, Expert, Held, Recording, Ref, function_name, leaves, mapped, refs
@@ -89,7 +88,8 @@ def _common(one: list[Step], other: list[Step]) -> list[Step]:
 
 
 def _after(recording: Recording, readers: dict[int, list[int]], expert: int) -> list[Step]:
-    (value,), steps = recording.calls[expert].results[:1], []
+    value = recording.calls[expert].results[0]
+    steps: list[Step] = []
     while len(readers.get(value, [])) == 1:
         call = recording.calls[readers[value][0]]
         step = _step(recording, call, value)
@@ -101,7 +101,8 @@ def _after(recording: Recording, readers: dict[int, list[int]], expert: int) -> 
 
 
 def _before(recording: Recording, readers: dict[int, list[int]], expert: int) -> list[Step]:
-    value, steps, reader = next(refs(recording.calls[expert].args), None), [], expert
+    value, reader = next(refs(recording.calls[expert].args), None), expert
+    steps: list[Step] = []
     while value is not None and readers[value] == [reader]:
         reader = recording.origin[value][0]
         call = recording.calls[reader]

@@ -32,7 +32,7 @@ def sets(rows: Rows) -> list[Tensor]:
 
 
 def wide(rows: Rows) -> list[Tensor]:
-    """Rows of sizes no model is trained on, at which bounds and guards act, and ordinary ones with one large element."""
+    """Rows of sizes no model is trained on, at which bounds act, and ordinary ones with one large element."""
     real = rows.real[: max(1, REAL // rows.per_sample) * rows.per_sample]
     unit = float(real.square().mean().sqrt()) or 1.0
     generator = torch.Generator().manual_seed(6)

@@ -87,7 +87,8 @@ def register_moe(
     module (for `experts`: modules (tokens, in) -> (tokens, out)); a gate may also be a weight of shape (experts, in).
     `epsilon` is added to the sum that `normalize` "sum" divides by, and the least that "clamped" does; `bias` (added to
     the scores for the choice only) and `expert_scale` are such a path, a function, or numbers, one an expert. The other
-    fields are the router's as docs/routing.md describes it; a capacity is one for the tokens of each sample. The claim is checked at every export, which raises ExportError with the measured error when it is wrong.
+    fields are the router's as docs/routing.md describes it; a capacity is one for the tokens of each sample. The claim
+    is checked at every export, which raises ExportError with the measured error when it is wrong.
     """
     if score not in SCORES or normalize not in NORMALIZE:
         raise ExportError(f"score is one of {', '.join(SCORES)}, normalize one of {', '.join(NORMALIZE)}")

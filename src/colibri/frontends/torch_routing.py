@@ -147,7 +147,7 @@ class Seen:
     def miss(self, ours: Tensor, rows: Tensor) -> float:
         """The largest difference of these weights, relative to each, over the rows where `rows` holds.
 
-        Beyond the tolerance it is relative to the token's largest, which tells the nearer of two routers that are wrong.
+        Beyond the tolerance it is relative to the token's largest, which tells the nearer of two wrong routers.
         """
         if not rows.any():
             return math.inf

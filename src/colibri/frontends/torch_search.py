@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from colibri.errors import ExportError
 from colibri.frontends.torch_calls import Rows
+from colibri.frontends.torch_chains import chained
 from colibri.frontends.torch_experts import Experts, ModuleExperts, Place
 from colibri.frontends.torch_extremes import EPS, Extremes
 from colibri.frontends.torch_measure import measure, sets
-from colibri.frontends.torch_chains import chained
 from colibri.frontends.torch_moe import Block
 from colibri.frontends.torch_routing import ALMOST, TOLERANCE, Proposal, Seen, solve, telling_logits
 from colibri.frontends.torch_tape import Recording

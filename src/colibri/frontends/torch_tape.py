@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +21,9 @@ from torch.utils import _pytree as pytree
 
 INPUT, RETURN, OVERWRITTEN = "input", "return", "overwritten"
 BENDING = frozenset(  # functions that give back what they get for some values and not for others
-    {"clamp", "clamp_min", "clamp_max", "clip", "hardtanh", "nan_to_num", "minimum", "maximum", "fmin", "fmax", "round",
-     "half", "bfloat16", "to", "type", "threshold", "hardshrink", "softshrink", "where", "masked_fill", "isnan", "isinf",
-     "isfinite", "relu", "trunc", "floor", "ceil"}
+    {"clamp", "clamp_min", "clamp_max", "clip", "hardtanh", "nan_to_num", "minimum", "maximum", "fmin", "fmax",
+     "round", "half", "bfloat16", "to", "type", "threshold", "hardshrink", "softshrink", "where", "masked_fill",
+     "isnan", "isinf", "isfinite", "relu", "trunc", "floor", "ceil"}
 )  # fmt: skip
 
 
@@ -249,8 +249,10 @@ class Recording(TorchFunctionMode):
             return y
         self.used.append((expert.number, expert.input, y.detach().clone()))
         if self.outputs is not None:  # in its place, where the module may hold on to a tensor written to
-            y = y.copy_(self.outputs(expert.number, y)) if self.around[expert.number][1] else self.outputs(
-                expert.number, y
+            y = (
+                y.copy_(self.outputs(expert.number, y))
+                if self.around[expert.number][1]
+                else self.outputs(expert.number, y)
             )
         self._enter(Expert(expert.number), expert.named, [y], [])
         return y
@@ -269,10 +271,10 @@ class _Unfinished:
 def _line() -> str:
     """Where in the module's source the call being recorded stands."""
     frame = sys._getframe(1)
-    own = (os.path.dirname(__file__), os.path.dirname(torch.__file__))
+    own = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
     while frame.f_back is not None and frame.f_code.co_filename.startswith(own):
         frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def function_name(func: Any) -> str:

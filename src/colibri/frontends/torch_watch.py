@@ -249,8 +249,8 @@ class Watched:
         env[self.mixture] = y + base[0].reshape(y.shape) if base else y
         outs: list[Tensor | None] = []
         for value in program.outputs:
-            known = value is not None and program.needed([value], list(env)) is not None
-            outs += program.replay([value], env) if known and value is not None else [None]
+            follows = value is not None and program.needed([value], list(env)) is not None
+            outs += program.replay([value], env) if follows and value is not None else [None]
         return outs
 
     @property
