@@ -230,13 +230,14 @@ def _experts(block: Block) -> list[Graph]:
     programs: dict[str, Any] = {}
     for n, expert in enumerate(experts):
         name, expected = f"{block.path}.expert{n}".lstrip("."), expert(tokens).numpy()
+        moved = expert(tokens * (1 + torch.finfo(torch.float32).eps)).numpy()
         state = expert.state_dict()
         alike = f"{expert} {[(key, value.shape) for key, value in state.items()]}"
         try:
-            graph = _fitting(name, programs[alike], state, tokens, expected) if alike in programs else None
+            graph = _fitting(name, programs[alike], state, tokens, expected, moved) if alike in programs else None
             if graph is None:
                 programs[alike] = program = _trace(expert, (tokens,), {})
-                graph = _fitting(name, program, program.state_dict, tokens, expected)
+                graph = _fitting(name, program, program.state_dict, tokens, expected, moved)
         except ExportError as error:
             raise ExportError(f"{block.path or 'the module'}: expert {n}: {error}") from None
         if graph is None:
@@ -246,16 +247,20 @@ def _experts(block: Block) -> list[Graph]:
 
 
 def _fitting(
-    name: str, program: Any, state: Mapping[str, Tensor], tokens: Tensor, expected: np.ndarray[Any, Any]
-) -> Graph | None:
-    """The program with these weights as a graph, or None where it does not give `expected`."""
+    name: str, program: Any, state: Mapping[str, Tensor], tokens: Tensor, expected: np.ndarray[Any, Any],
+    moved: np.ndarray[Any, Any],
+) -> Graph | None:  # fmt: skip
+    """The program with these weights as a graph, or None where it does not give `expected`; wide rows that one rounding
+    of the input has `moved` tell nothing."""
     graph = Graph(name)
     Converter(graph, OPS, (), {}).run(program, state)
     ours = run(graph, [tokens.numpy()])[0]
     wide = len(tokens) - len(WIDE)  # from here on rows that show what bounds and guards do, each of its own size
-    rows = (_error(expected[n : n + 1], ours[n : n + 1]) for n in range(wide, len(tokens)))
-    close = _error(expected[:wide], ours[:wide]) <= TOLERANCE and max(rows) <= WIDE_TOLERANCE
-    return graph if close else None
+    if _error(expected[:wide], ours[:wide]) > TOLERANCE:
+        return None
+    each = [slice(n, n + 1) for n in range(wide, len(tokens))]
+    told = [_error(expected[n], ours[n]) for n in each if _error(expected[n], moved[n]) <= WIDE_TOLERANCE / 10]
+    return graph if max(told, default=0.0) <= WIDE_TOLERANCE else None
 
 
 def _sized(tokens: Tensor) -> Tensor:
