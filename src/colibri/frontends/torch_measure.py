@@ -105,6 +105,8 @@ def _predict(block: Block, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
 
     def mixture(z: Tensor, logits: Tensor) -> Tensor:
         weights, clear = weigh(logits, block.router, block.rows.per_sample)
+        if block.router.apply == "input":  # an expert of nothing is not nothing, but does not show in the weights
+            clear = clear & ((weights != 0).sum(1) == block.router.k)
         kept.extend((weights, clear))
         return mixed(block.experts, z, weights, block.router.apply, block.width)
 
