@@ -180,7 +180,10 @@ def reads_a_file(program: Any, code: str) -> None:
 
 
 def imported_tree(program: Any, code: str) -> None:
-    tree = [1, {"type": "builtins.dict", "context": '[{"__enum__": true, "fqn": "antigravity:x"}]', "children_spec": []}]
+    tree = [
+        1,
+        {"type": "builtins.dict", "context": '[{"__enum__": true, "fqn": "antigravity:x"}]', "children_spec": []},
+    ]
     program["graph_module"]["module_call_graph"][0]["signature"]["out_spec"] = json.dumps(tree)
 
 
@@ -266,10 +269,13 @@ def test_sizes_are_sizes(text: str) -> None:
     torch_archive.check_size(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["s0.__class__", "exec('x')", "9**9**9", "Pow(Integer(9), Integer(99))", "Symbol('os')", "[s0]", "s0 if 1 else 2",
-             "lambda: 0", "f'{s0}'", "Symbol(exec('x'))", "s0!", "(" * 3000, "E", "Integer('9')", None, "Max(*s0)"],
-)  # fmt: skip
+NO_SIZES = [
+    "s0.__class__", "exec('x')", "9**9**9", "Pow(Integer(9), Integer(99))", "Symbol('os')", "[s0]", "s0 if 1 else 2",
+    "lambda: 0", "f'{s0}'", "Symbol(exec('x'))", "s0!", "(" * 3000, "+s0" * 3000, "E", "Integer('9')", None, "Max(*s0)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NO_SIZES)
 def test_what_is_no_size_is_refused(text: Any) -> None:
     """C6"""
     with pytest.raises(ExportError, match="no size"):

@@ -1,8 +1,8 @@
 """The archive of a saved program (.pt2), read without running anything of it.
 
-PyTorch's loader unpickles what the archive's configurations call pickled, loads compiled code, looks operators up by any
-dotted name below `torch`, imports what its trees name, and evaluates sizes and guards as Python. So the archive is read
-here first. What a program of tensors needs is written into a new archive, and that alone is handed to the loader;
+PyTorch's loader unpickles what the archive's configurations call pickled, loads compiled code, looks operators up by
+any dotted name below `torch`, imports what its trees name, and evaluates sizes and guards as Python. So the archive is
+read here first. What a program of tensors needs is written into a new archive, and that alone is handed to the loader;
 anything else is refused by name.
 """
 
@@ -11,9 +11,10 @@ from __future__ import annotations
 import ast
 import io
 import json
+import operator
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ _WRITTEN = ("archive_version", "byteorder", ".data/version", ".data/serializatio
 _ATEN = re.compile(r"torch\.ops\.(aten|prims|higher_order)\.\w+(\.\w+)?|torch\.sym_\w+|math\.\w+")
 _FILES = re.compile(r"\.from_file\b")
 _OPERATORS = frozenset(
-    "_operator." + name for name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "neg", "pos", "abs", "getitem",
-                                     "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "not_")
+    {"add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "neg", "pos", "abs", "getitem", "eq", "ne", "lt", "le",
+     "gt", "ge", "and_", "or_", "not_"}
 )  # fmt: skip
 _TREES = frozenset({None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict"})
 _SIZES = frozenset(
@@ -155,7 +156,7 @@ def _check_part(part: dict[str, Any]) -> None:
 
 
 def _check_operator(name: Any) -> None:
-    known = isinstance(name, str) and (name in _OPERATORS or _ATEN.fullmatch(name))
+    known = isinstance(name, str) and (name.removeprefix("_operator.") in _OPERATORS or _ATEN.fullmatch(name))
     if not known or _FILES.search(name):
         raise ExportError(f"it calls {name!r}, which is no operation on tensors")
 
@@ -179,7 +180,11 @@ def _check_tree(text: Any) -> None:
 
 def check_size(text: Any) -> None:
     """Refuse what is no size made of symbols, numbers and the arithmetic of sizes."""
-    if not isinstance(text, str) or not _sound(_parsed(text)):
+    try:
+        sound = isinstance(text, str) and _sound(_parsed(text))
+    except RecursionError:
+        sound = False
+    if not sound:
         raise ExportError(f"it holds the expression {str(text)[:80]!r}, which is no size: evaluating it would run code")
 
 
@@ -203,9 +208,9 @@ def _sound(node: Any) -> bool:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in _SIZES:
         return False
     if node.func.id == "Symbol":
-        (name, *more), flags = node.args or [None], node.keywords
-        plain = all(isinstance(flag.value, ast.Constant) and flag.arg is not None for flag in flags)
-        return not more and plain and isinstance(name, ast.Constant) and _SYMBOL.fullmatch(str(name.value)) is not None
+        plain = all(isinstance(flag.value, ast.Constant) and flag.arg is not None for flag in node.keywords)
+        name = node.args[0] if len(node.args) == 1 else None
+        return plain and isinstance(name, ast.Constant) and _SYMBOL.fullmatch(str(name.value)) is not None
     if node.func.id == "Pow" and not (len(node.args) == 2 and _small_power(node.args[1])):
         return False
     return not node.keywords and all(map(_sound, node.args))
@@ -218,20 +223,12 @@ def _small_power(node: Any) -> bool:
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-_ARITHMETIC = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.FloorDiv: lambda a, b: a // b,
-    ast.Mod: lambda a, b: a % b,
-    ast.Eq: lambda a, b: a == b,
-    ast.NotEq: lambda a, b: a != b,
-    ast.Lt: lambda a, b: a < b,
-    ast.LtE: lambda a, b: a <= b,
-    ast.Gt: lambda a, b: a > b,
-    ast.GtE: lambda a, b: a >= b,
-}
-_CHOICES = {"min": min, "torch.sym_min": min, "max": max, "torch.sym_max": max}
+_ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+_CHOICES: dict[str, Callable[..., Any]] = {"min": min, "torch.sym_min": min, "max": max, "torch.sym_max": max}
 
 
 def holds(guard: str, shapes: Shapes) -> bool:
@@ -243,19 +240,21 @@ def holds(guard: str, shapes: Shapes) -> bool:
         return bool(_value(_parsed(guard), shapes))
     except ZeroDivisionError:
         return False
-    except (KeyError, IndexError, TypeError, AttributeError):
-        raise ExportError(f"the program asks of its inputs that {guard[:200]!r}, which is no comparison of sizes") from None
+    except (KeyError, IndexError, TypeError, AttributeError, RecursionError):
+        raise ExportError(
+            f"the program asks of its inputs that {guard[:200]!r}, which is no comparison of sizes"
+        ) from None
 
 
 def _value(node: Any, shapes: Shapes) -> Any:
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.BinOp):
-        return _ARITHMETIC[type(node.op)](_value(node.left, shapes), _value(node.right, shapes))  # type: ignore[index]
+        return _ARITHMETIC[type(node.op)](_value(node.left, shapes), _value(node.right, shapes))
     if isinstance(node, ast.Compare):
         values = [_value(part, shapes) for part in (node.left, *node.comparators)]
         compared = zip(node.ops, values, values[1:], strict=False)
-        return all(_ARITHMETIC[type(op)](a, b) for op, a, b in compared)  # type: ignore[index]
+        return all(_ARITHMETIC[type(op)](a, b) for op, a, b in compared)
     if isinstance(node, ast.BoolOp):
         parts = [bool(_value(part, shapes)) for part in node.values]
         return all(parts) if isinstance(node.op, ast.And) else any(parts)

@@ -1,7 +1,7 @@
 """What is asked of a module before anything is traced, and what makes a trained one degenerate.
 
-Weights that are NaN, infinite or all zero, and routers whose experts tie, make recognition fail for reasons that are not
-the true one, or make PyTorch's own answer a matter of chance.
+Weights that are NaN, infinite or all zero, and routers whose experts tie, make recognition fail for reasons that are
+not the true one, or make PyTorch's own answer a matter of chance.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def checked_module(module: Any) -> nn.Module:
         )
     if not isinstance(module, nn.Module):
         raise ExportError(f"{_given(module)}; what is exported is a torch.nn.Module or a torch.export.ExportedProgram")
-    module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
-    for kind, name, tensor in _tensors(module):
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin) or tensor.is_meta:
+    plain: nn.Module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
+    for kind, name, tensor in _tensors(plain):
+        if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) or tensor.is_meta:
             raise ExportError(f"{kind} {name!r} has no values yet: run or load the module first")
         if tensor.device.type != "cpu":
             raise ExportError(f"{kind} {name!r} is on {tensor.device}: move the module with .cpu() first")
         if kind == "parameter" and bool(torch.isnan(tensor).any()):
             raise ExportError(f"parameter {name!r} holds NaN: train or load the module again")
-    return module
+    return plain
 
 
 def _given(value: Any) -> str:
@@ -80,14 +80,14 @@ def degenerate(module: nn.Module, routed: bool) -> str | None:
     zero = [name for name, t in matrices if not bool(t.any())]
     if routed and zero:
         return (
-            f"nothing but zeros in {_listed(zero)}: the experts of a router of zeros are equal, so that every choice is a tie, "
-            "and experts of zeros cannot be told apart; train or load the weights first"
+            f"nothing but zeros in {_listed(zero)}: a router of zeros makes every choice of experts a tie, and experts "
+            "of zeros cannot be told apart; train or load the weights first"
         )
     same = [name for name, t in matrices if bool((t == t[:1]).all())]
     if routed and same:
         return (
-            f"all rows of {_listed(same)} are equal: a router made of them ties in every choice, which PyTorch resolves "
-            "in no stated order; train or load the weights first"
+            f"all rows of {_listed(same)} are equal: a router made of them ties in every choice, which PyTorch "
+            "resolves in no stated order; train or load the weights first"
         )
     return None
 
@@ -124,10 +124,10 @@ class Ties:
                 continue
             ((experts, _),) = met.most_common(1)
             told.append(
-                f"{path or 'the module'}: experts {_listed(experts)} tie: their scores are exactly equal, as those of equal "
-                f"rows of a router are, in {sum(met.values())} of {rows} choices, which were left out of the comparison. "
-                f"The exported model takes the expert of the lowest number, {min(experts)}; PyTorch states no order and "
-                "may take another. Train the router further, or make its rows differ"
+                f"{path or 'the module'}: experts {_listed(experts)} tie: their scores are exactly equal, as those of "
+                f"equal rows of a router are, in {sum(met.values())} of {rows} choices, which were left out of the "
+                f"comparison. The exported model takes the expert of the lowest number, {min(experts)}; PyTorch states "
+                "no order and may take another. Train the router further, or make its rows differ"
             )
         return told
 

@@ -71,7 +71,9 @@ WAY_OUT = (
     "if this is the routing of a Mixture of Experts, say what the block does with colibri.register_moe(...), or write "
     "the block densely: every expert on every token, and the weighted sum of their outputs"
 )
-COMPARED = "choices that depend on the data are not computed; write x > 0 with relu, leaky_relu, clamp, minimum or maximum"
+COMPARED = (
+    "choices that depend on the data are not computed; write x > 0 with relu, leaky_relu, clamp, minimum or maximum"
+)
 LARGEST = "return the values it is taken of, such as the logits, and take the largest outside"
 PLAIN = {
     **dict.fromkeys(("argmax", "argmin"), LARGEST),
@@ -137,10 +139,12 @@ class Converter:
 
     def _of_output(self, number: int, reason: str) -> str:
         """A refusal that concerns some of the outputs only."""
-        kind = "a second result of a Mixture-of-Experts block, such as a balancing loss" if self.bodies else "one of them"
+        kind = (
+            "a second result of a Mixture-of-Experts block, such as a balancing loss" if self.bodies else "one of them"
+        )
         return (
-            f"output {number} of the {len(self.needs)} is {kind}, which is not exported; leave it out of what the module "
-            f"returns ({reason.partition(f'; {WAY_OUT}')[0]})"
+            f"output {number} of the {len(self.needs)} is {kind}, which is not exported; leave it out of what the "
+            f"module returns ({reason.partition(f'; {WAY_OUT}')[0]})"
         )
 
     def _placeholders(self, program: Any, state: Mapping[str, Tensor]) -> None:

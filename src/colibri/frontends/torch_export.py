@@ -54,9 +54,9 @@ KEEP = frozenset(
 def from_torch(module: Any, example_inputs: Any, calibration: Any = None, name: str = "model") -> Imported:
     """The graph of `module` in eval mode, what was found, and the rows; module and rows are left as they were.
 
-    `module`: a torch.nn.Module or torch.export.ExportedProgram. `example_inputs`: float tensor or array (batch, …), or a
-    tuple of them. `calibration`: more such inputs, or an iterable of them: real data on which MoE blocks are identified
-    and the graph is compared. Raises ExportError only.
+    `module`: a torch.nn.Module or torch.export.ExportedProgram. `example_inputs`: float tensor or array (batch, …), or
+    a tuple of them. `calibration`: more such inputs, or an iterable of them: real data on which MoE blocks are
+    identified and the graph is compared. Raises ExportError only.
     """
     report, checked = Report(), None
     try:
@@ -168,8 +168,8 @@ def _as_float32(module: nn.Module, report: Report, example: Sequence[Tensor]) ->
         _outputs(work.eval(), example)
     except ExportError as error:
         raise ExportError(
-            f"the module holds {', '.join(kinds)}, and does not run once converted to float32, which is what is computed "
-            f"with; if its forward casts to {kinds[0]}, leave the cast out or cast to the dtype of the weights: {error}"
+            f"the module holds {', '.join(kinds)}, and does not run once converted to float32, which is what is "
+            f"computed with; if its forward casts, leave that out or cast to the dtype of the weights: {error}"
         ) from None
     return work
 

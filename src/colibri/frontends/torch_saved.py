@@ -86,8 +86,8 @@ def _freed(program: Any, guards: Sequence[str]) -> tuple[nn.Module, tuple[Any, .
     same = len(before) == len(after) == len(wider) and all(map(_continues, before, after, wider))
     if not same:
         raise ExportError(
-            f"the program was saved for a batch of {shapes[0][0] if fixed is None else fixed} and depends on it; save it "
-            "with dynamic_shapes={0: torch.export.Dim.AUTO} for each input"
+            f"the program was saved for a batch of {shapes[0][0] if fixed is None else fixed} and depends on it; save "
+            "it with dynamic_shapes={0: torch.export.Dim.AUTO} for each input"
         )
     return module, tuple(args)
 
@@ -127,8 +127,8 @@ def _continues(before: Any, after: Any, wider: Any) -> bool:
 
 
 def _free_batch(graph: Any, like: Any, batch: int | None) -> None:
-    """Take out what asserts sizes, and replace `batch`, and multiples of it, where it stands as the first size of a view
-    or of a new tensor."""
+    """Take out what asserts sizes, and replace `batch`, and multiples of it, where it stands as the first size of a
+    view or of a new tensor."""
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue

@@ -117,6 +117,11 @@ def measure(reference: Graph, quantised: Graph, rows: Sequence[Array], scorer: S
         traces.append(Trace())
         outputs.append(run(graph, rows, traces[-1]))
     want, have, bare = (trace.values for trace in traces)
+    for name in reference.outputs:
+        if not np.isfinite(want[name]).any():
+            raise ExportError(
+                f"output {name} is NaN or infinite on every row, so what a format costs cannot be measured"
+            )
 
     def difference(name: str) -> Difference:
         delta = _delta(want[name], have[name])
