@@ -212,13 +212,13 @@ def write(export: Export, path: str | Path, style: Style = PLAIN) -> Path:
 
 
 def _require_sound_constants(graph: Graph) -> None:
-    lowest, any_bound = _may_be_infinite(graph)
+    lowest, any_bound, masks = _may_be_infinite(graph)
     for name, value in graph.constants.items():
         if isinstance(value, StoredWeight):
             weights.check(value)
         elif isinstance(value, np.ndarray):
             allowed = np.isinf(value) if name in any_bound else np.isneginf(value) & (name in lowest)
-            if (np.isfinite(value) | allowed).all():
+            if name in masks or (np.isfinite(value) | allowed).all():
                 continue
             raise ExportError(f"constant {name!r} holds NaN or infinity: train or load the model again")
     for node in graph.moe_nodes():
@@ -226,8 +226,9 @@ def _require_sound_constants(graph: Graph) -> None:
             _require_sound_constants(expert)
 
 
-def _may_be_infinite(graph: Graph) -> tuple[set[str], set[str]]:
-    """Constants that may hold -inf, as masks of what they are added to; and those that are bounds or fill a border."""
+def _may_be_infinite(graph: Graph) -> tuple[set[str], set[str], set[str]]:
+    """Constants that may hold -inf, as masks of what they are added to; those that are bounds or fill a border; and
+    those that replace what they cover, and are NaN elsewhere."""
     readers = graph.consumers()
 
     def only(name: str, *funcs: str) -> bool:
@@ -235,7 +236,9 @@ def _may_be_infinite(graph: Graph) -> tuple[set[str], set[str]]:
 
     masks = {name for name in graph.constants if only(name, "add")}
     bounds = {name for name in graph.constants if only(name, "minimum", "maximum", "concat")}
-    return masks | logit_masks(graph), bounds
+    covers = {name for name in graph.constants if only(name, "fill") and readers[name]}
+    covers -= {node.inputs[0] for node in graph.nodes if node.attrs.get("func") == "fill"}
+    return masks | logit_masks(graph), bounds, covers
 
 
 def _random_rows(graph: Graph) -> list[Array]:

@@ -215,6 +215,7 @@ BINARY: dict[str, Callable[[Array, Array], Any]] = {
     "div": lambda a, b: a / b,
     "maximum": lambda a, b: np.where((a > b) | (a != a), a, b),
     "minimum": lambda a, b: np.where((a < b) | (a != a), a, b),
+    "fill": lambda a, b: np.where(b != b, a, b),
 }
 
 
