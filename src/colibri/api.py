@@ -71,14 +71,17 @@ def export(
 
     Raises ExportError, before anything is written, for whatever cannot be exported faithfully.
     """
-    if prune == "unused" and calibration is None:
-        raise ExportError("pruning unused experts needs real rows to know them by: pass calibration=rows")
     path = options.path("path", path)
     max_batch = None if max_batch is None else options.whole("max_batch", max_batch, 1, spec.MAX_BATCH)
     stream = None if stream is None else options.whole("stream", stream, 1, 1 << 16)
     name = None if name is None else options.text("name", name)
     quantization = exporter.Quantization(dtype, activations, residual_share, budget, max_error, scorer)
     selection = exporter.Selection(prune, options.pairs("prune_experts", prune_experts))
+    expert_align = options.whole("expert_align", expert_align, spec.ALIGN_MODEL, 1 << 30)
+    if not isinstance(trust, bool):
+        raise ExportError(f"trust is {trust!r}; it must be True or False")
+    if prune == "unused" and calibration is None:
+        raise ExportError("pruning unused experts needs real rows to know them by: pass calibration=rows")
     if isinstance(module, str | Path):
         source = options.path("module", module)
         if source.suffix != ".pt2" or example_inputs is not None:

@@ -24,11 +24,11 @@ from colibri.errors import ExportError
 
 TRUST = "if you made this file yourself, or trust who did as you would trust a program of theirs, pass --trust"
 
-_MARKS = ("archive_format", "archive_version", "byteorder", ".data/version", ".data/serialization_id")
+_MARKS = ("archive_format", "archive_version", "byteorder", "version", ".data/version", ".data/serialization_id")
 _TENSOR = re.compile(r"data/(weights|constants)/(weight|tensor)_\d+")
 _CONFIG = re.compile(r"data/(weights|constants)/model_(weights|constants)_config\.json")
 _SAMPLE, _MODEL = "data/sample_inputs/model.pt", "models/model.json"
-_WRITTEN = ("archive_version", "byteorder", ".data/version", ".data/serialization_id")  # by PyTorch's writer itself
+_WRITTEN = ("byteorder", "version", ".data/version", ".data/serialization_id")  # by PyTorch's writer itself
 
 _ATEN = re.compile(r"torch\.ops\.(aten|prims|higher_order)\.\w+(\.\w+)?|torch\.sym_\w+|math\.\w+")
 _FILES = re.compile(r"\.from_file\b")
@@ -276,7 +276,7 @@ def _packed(records: Mapping[str, bytes]) -> io.BytesIO:
     buffer = io.BytesIO()
     writer = torch._C.PyTorchFileWriter(buffer)
     for name, data in records.items():
-        if name not in _WRITTEN or name == "archive_version":
+        if name not in _WRITTEN:
             writer.write_record(name, data, len(data))
     writer.write_end_of_file()
     buffer.seek(0)
