@@ -8,6 +8,8 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +28,6 @@ from colibri.frontends import torch_archive  # noqa: E402
 from colibri.frontends.torch_export import from_pt2, from_torch  # noqa: E402
 from colibri.reference.interpreter import run  # noqa: E402
 from tests.frontends import user_moes as moes  # noqa: E402
-from tests.test_cli import colibri_command  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -200,6 +201,11 @@ VECTORS: dict[str, tuple[Callable[[Records, Path], None], str]] = {
     "operator on files": (in_model(reads_a_file), "no operation on tensors"),
     "import by a tree": (in_model(imported_tree), "held in a builtins.dict"),
 }
+
+
+def colibri_command(*args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "colibri.cli", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("name", VECTORS)

@@ -247,8 +247,8 @@ def test_what_is_no_module_is_named(module: Any, words: str, tmp_path: Path) -> 
 
 
 ODD: tuple[Any, ...] = (
-    None, 2.5, -1, 0, 5, "", "odd", b"bytes", [], [1], {}, {"a": 1}, object(), True, float("nan"), float("inf"), 1 << 70,
-    (1, 2), [(0, 1.5)], np.float64(2.5), np.zeros(3), torch.zeros(2), lambda: 0, int,
+    None, 2.5, -1, 0, 5, "", "odd", b"bytes", [], [1], {}, {"a": 1}, object(), True, float("nan"), float("inf"),
+    1 << 70, (1, 2), [(0, 1.5)], np.float64(2.5), np.zeros(3), torch.zeros(2), lambda: 0, int,
 )  # fmt: skip
 OPTIONS = ["path", "calibration", "dtype", "activations", "residual_share", "budget", "max_error", "scorer", "prune",
            "prune_experts", "max_batch", "name", "expert_align", "stream", "trust"]  # fmt: skip
@@ -292,3 +292,73 @@ def test_a_number_out_of_range_is_refused_by_name(option: str, value: Any, tmp_p
 def test_a_copy_of_the_block_exports_all_the_same() -> None:
     """A control: the blocks above are refused for what was done to them."""
     assert from_torch(copy.deepcopy(Block()), rows(8, 8), rows(64, 8)).report.blocks
+
+
+# --- E5, B7: what quantising says -------------------------------------------------------------------------------------
+
+
+class Convolutions(nn.Module):
+    """Padded convolutions as experts of whole samples, the last of them rarely chosen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate = nn.Linear(4, 3)
+        self.experts = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+        with torch.no_grad():
+            self.gate.bias[2] = -8.0
+
+    def forward(self, x: Any) -> Any:
+        weight, chosen = self.gate(x.mean((2, 3))).softmax(-1).max(-1)
+        y = torch.zeros_like(x)
+        for e, expert in enumerate(self.experts):
+            row = (chosen == e).nonzero()[:, 0]
+            y[row] = weight[row, None, None, None] * expert(x[row])
+        return y
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_an_expert_without_calibration_rows_is_quantised_all_the_same(dtype: str, tmp_path: Path) -> None:
+    """E5"""
+    calibration = rows(32, 4, 6, 6)
+    report = colibri.export(Convolutions(), rows(8, 4, 6, 6), tmp_path, calibration=calibration, dtype=dtype)
+    assert report.blocks[0].never_chosen == [2] and report.quality.error < 0.3
+    colibri.load(tmp_path).selftest()
+
+
+class Raw(nn.Module):
+    """Weights for inputs in raw units: all of them, or beside others of about 1."""
+
+    def __init__(self, of: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(64, 32), nn.Linear(32, 8)
+        with torch.no_grad():
+            self.a.weight[:, :of] *= 1e-7
+
+    def forward(self, x: Any) -> Any:
+        return self.b(torch.relu(self.a(x)))
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("fp16", 0.002), ("int8", 0.03), ("int4", 0.2)])
+def test_weights_for_raw_units_keep_their_precision(dtype: str, most: float, tmp_path: Path) -> None:
+    """B7: float16 holds neither weights of 1e-8 nor their scales, so that they are lifted by a power of two."""
+    module, x = Raw(64), rows(64, 64) * 1e7
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", colibri.ExportWarning)
+        report = colibri.export(module, x[:4], tmp_path, calibration=x, dtype=dtype)
+    assert report.quality.error < most
+    with torch.no_grad():
+        want = module(x).numpy()
+    ours = colibri.load(tmp_path)(x.numpy())
+    assert np.linalg.norm(ours - want) / np.linalg.norm(want) < most
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "int8", "int4"])
+def test_a_large_error_names_the_matrix_and_what_to_do(dtype: str, tmp_path: Path) -> None:
+    """B7"""
+    x = rows(64, 64)
+    x[:, :32] *= 1e7
+    with pytest.warns(colibri.ExportWarning, match=rf"{dtype} moves output .* lost in a.weight.*scale the inputs"):
+        report = colibri.export(Raw(32), x[:4], tmp_path, calibration=x, dtype=dtype)
+    assert report.quality.error > 0.3
