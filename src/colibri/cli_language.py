@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from colibri.answers import Answering
 from colibri.context_length import longest_context, set_context
 from colibri.engine import KERNELS
 from colibri.errors import ColibriError, ModelError
@@ -32,6 +33,10 @@ MinP = Annotated[float, typer.Option(help="Draw from tokens at least this likely
 Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Above 1: tokens seen before are less likely.")]
 Seed = Annotated[int, typer.Option(help="The same seed draws the same tokens, on every machine.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads; 0: one a processor. The bits are the same.")]
+Special = Annotated[
+    bool,
+    typer.Option("--special/--no-special", help="Special tokens that the text spells are tokens, or stay text."),
+]
 Kernels = Annotated[str | None, typer.Option(help=f"Instruction set: {', '.join(KERNELS)}. The bits are the same.")]
 
 
@@ -93,19 +98,16 @@ def _at(rate: float | None) -> str:
     return "" if rate is None else f" at {rate:,.1f}/s"
 
 
-def _answer(
-    lm: LanguageModel, ids: Sequence[int], write: Callable[[str], None], most: int, sampling: dict[str, Any]
-) -> Answer:
+Say = Callable[[int | None], str]  # shows what a token adds, or what is left at the end; gives what counts as text
+
+
+def _answer(lm: LanguageModel, ids: Sequence[int], say: Say, most: int, sampling: dict[str, Any]) -> Answer:
     """Generate until the model ends the text, `most` tokens are there, the context is full, or Ctrl-C."""
-    answer, ends, stream = Answer(len(ids)), set(lm.tokenizer.eos), lm.tokenizer.stream()
+    answer, ends = Answer(len(ids)), set(lm.tokenizer.eos)
     start = time.perf_counter()
 
     def prompt_is_done(evaluated: int) -> None:
         answer.evaluated, answer.prompt_seconds = evaluated, time.perf_counter() - start
-
-    def say(text: str) -> None:
-        answer.text += text
-        write(text)
 
     try:
         for token in lm.stream(ids, most, on_prompt=prompt_is_done, **sampling):
@@ -118,13 +120,24 @@ def _answer(
                 answer.finish = "end"
                 break
             answer.tokens.append(token)
-            say(stream.push(token))
+            answer.text += say(token)
         else:
             answer.finish = "context" if len(answer.tokens) < most else "length"
-        say(stream.end())
+        answer.text += say(None)
     except KeyboardInterrupt:
         answer.finish = "interrupted"
     return answer
+
+
+def _as_it_comes(lm: LanguageModel, write: Callable[[str], None]) -> Say:
+    stream = lm.tokenizer.stream()
+
+    def say(token: int | None) -> str:
+        text = stream.end() if token is None else stream.push(token)
+        write(text)
+        return text
+
+    return say
 
 
 def _write(text: str) -> None:
@@ -143,8 +156,8 @@ def _bytes_of(prompt: str) -> bytes:
     return prompt.encode(errors="surrogateescape")
 
 
-def _prompt_ids(lm: LanguageModel, prompt: bytes, raw: bool) -> list[int]:
-    ids = lm.tokenizer.encode(prompt, special=not raw)
+def _prompt_ids(lm: LanguageModel, prompt: bytes, raw: bool, special: bool) -> list[int]:
+    ids = lm.tokenizer.encode(prompt, special=not raw, parse=special)
     if ids:
         return ids
     if raw or lm.tokenizer.bos is None:
@@ -193,17 +206,19 @@ def generate(
     raw: Annotated[
         bool, typer.Option("--raw", help="The prompt's tokens alone, without what begins a text (BOS).")
     ] = False,
+    special: Special = True,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Continue a text with a language model; the text goes to stdout as it comes, figures to stderr."""
     with errors(as_json, debug):
         lm = _open(model, threads, kernels)
-        ids = _prompt_ids(lm, _bytes_of(prompt), raw)
+        ids = _prompt_ids(lm, _bytes_of(prompt), raw, special)
         counts = lm.count_experts()
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
                     "repetition_penalty": repetition_penalty, "seed": seed}  # fmt: skip
-        answer = _answer(lm, ids, (lambda text: None) if as_json else _write, max_new_tokens, sampling)
+        say = _as_it_comes(lm, (lambda text: None) if as_json else _write)
+        answer = _answer(lm, ids, say, max_new_tokens, sampling)
         uses = list(_uses(lm, counts))
         if as_json:
             print(json.dumps(answer.to_dict() | {"experts": [vars(u) for u in uses]}, indent=1))
@@ -228,11 +243,21 @@ class _Conversation:
         self.lm, self.system = lm, system
         self.room = min(room, lm.context // 4)  # tokens kept free for an answer
         self.messages: list[dict[str, str]] = []
+        self.prompt = ""  # the text of the conversation, as the template has it
 
     def ids(self) -> list[int]:
         head = [] if self.system is None else [{"role": "system", "content": self.system}]
-        text = self.lm.tokenizer.chat(head + self.messages)
-        return self.lm.tokenizer.encode(text, special=False, parse=True)
+        self.prompt = self.lm.tokenizer.chat(head + self.messages)
+        return self.lm.tokenizer.chat_ids(head + self.messages)
+
+    def require_system(self) -> None:
+        """Raises ModelError where the template takes messages, but no system message before them."""
+        probe = [{"role": "user", "content": "a"}]
+        try:
+            self.lm.tokenizer.chat([{"role": "system", "content": self.system}, *probe])
+        except ModelError as error:
+            self.lm.tokenizer.chat(probe)
+            raise ModelError(f"{error}: leave out --system, and say it in the first message") from None
 
     def ask(self, text: str) -> list[int]:
         """The tokens of the conversation with a new message at its end.
@@ -274,7 +299,10 @@ def chat(
     kernels: Kernels = None,
     debug: Debug = False,
 ) -> None:
-    """Talk to a language model that has a chat template. A line is a message; /reset forgets, /exit and Ctrl-D end."""
+    """Talk to a language model that has a chat template. A line is a message; /reset forgets, /exit and Ctrl-D end.
+
+    What the model thinks before it answers goes to stderr, and is not part of the conversation.
+    """
     with errors(False, debug):
         lm = _open(model, threads, kernels)
         if not lm.tokenizer.templates:
@@ -283,7 +311,9 @@ def chat(
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
                     "repetition_penalty": repetition_penalty, "seed": seed}  # fmt: skip
         talk = _Conversation(lm, system, max_new_tokens)
-        terminal = sys.stdin.isatty()
+        if system is not None:
+            talk.require_system()
+        terminal, refused = sys.stdin.isatty(), False
         if terminal:
             import readline  # noqa: F401  # history and editing for input()
 
@@ -295,21 +325,50 @@ def chat(
                 talk.messages.clear()
                 _note("the conversation is forgotten")
             elif line:
-                _turn(talk, line, max_new_tokens, sampling)
+                refused |= not _turn(talk, line, max_new_tokens, sampling)
+    if refused and not terminal:
+        raise typer.Exit(1)
 
 
-def _turn(talk: _Conversation, line: str, most: int, sampling: dict[str, Any]) -> None:
+def _turn(talk: _Conversation, line: str, most: int, sampling: dict[str, Any]) -> bool:
+    """Answers a message; False where it cannot be asked."""
     try:
         ids = talk.ask(line)
     except ModelError as error:
         err.print(plain(str(error)), highlight=False, soft_wrap=True)
-        return
-    answer = _answer(talk.lm, ids, _write, most, sampling)
+        return False
+    answer = _answer(talk.lm, ids, _thinking_apart(talk.lm, talk.prompt), most, sampling)
     _write("\n")
+    if not answer.text and answer.finish == "length":
+        _note(f"no answer within {most:,} tokens: pass a larger --max-new-tokens")
     talk.messages.append({"role": "assistant", "content": answer.text})
     if answer.finish == "context":
         _note(f"the context of {talk.lm.context:,} tokens is full; the next message lets the oldest turns go")
     _note(str(answer))
+    return True
+
+
+def _thinking_apart(lm: LanguageModel, prompt: str) -> Say:
+    """Shows the answer on stdout, and what the model thinks before it on stderr."""
+    parts, thinking = Answering(lm.tokenizer, prompt), False
+
+    def say(token: int | None) -> str:
+        nonlocal thinking
+        text = ""
+        for said in parts.end() if token is None else parts.push(token):
+            if said.thinking != thinking:
+                err.print("" if thinking else "thinking: ", style="dim", end="\n" if thinking else "")
+                thinking = said.thinking
+            if thinking:
+                err.print(plain(said.text), style="dim", end="", highlight=False, soft_wrap=True)
+            else:
+                _write(said.text)
+                text += said.text
+        if token is None and thinking:
+            err.print()
+        return text
+
+    return say
 
 
 def _line(terminal: bool) -> str | None:
@@ -337,6 +396,7 @@ def eval_command(
         Path | None, typer.Option(help="Another export, the reference: how far MODEL's predictions are from its.")
     ] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Predict so many tokens only; default: all.")] = None,
+    special: Special = True,
     threads: Threads = 0,
     kernels: Kernels = None,
     as_json: Json = False,
@@ -353,9 +413,12 @@ def eval_command(
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=err, transient=True, disable=as_json or not err.is_terminal) as bar:
             task = bar.add_task("tokens", total=None)
+
+            def progress(done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total)
+
             try:
-                found = evaluate(lm, content, tokens, other,
-                                 lambda done, total: bar.update(task, completed=done, total=total))  # fmt: skip
+                found = evaluate(lm, content, tokens, other, progress, special)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt("interrupted: use --tokens for a part of the text") from None
         if as_json:

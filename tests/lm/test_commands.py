@@ -9,16 +9,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import colibri
-from colibri import exporter
+from colibri import cli_language, exporter
+from colibri.evaluate import evaluate
+from colibri.frontends.language_models import load_checkpoint
 from colibri.graph import Router
 from colibri.language import LanguageModel
+from colibri.tokenizer import Tokenizer
 from tests.lm.conftest import CHECKPOINT, ROOT
+from tests.lm.test_answers import tokenizer
 from tests.lm_graphs import encoder_decoder, language_model
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
@@ -235,10 +240,43 @@ def test_chat_lets_the_oldest_turns_go_where_the_context_is_full(talker: Path, t
     lines = "\n".join(f"Tell me of the king number {n}" for n in range(6)) + "\n" + "long " * 100 + "\nAgain\n"
     done = command("chat", small, "-n", 15, "--system", "You are a bard", given=lines)
     said = done.stderr.decode()
-    assert done.returncode == 0 and "Traceback" not in said
+    assert done.returncode == 1 and "Traceback" not in said  # a message of a pipe had no answer
     assert "the context of 80 tokens is full: the oldest" in said and "forgotten" in said
     assert "but the context holds 80: shorten it" in said
     assert said.count("new tokens") == 7
+
+
+def test_chat_says_once_that_a_template_takes_no_system_message(talker: Path, tmp_path: Path) -> None:
+    """D7."""
+    strict = tmp_path / "strict"
+    shutil.copytree(talker, strict)
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    (strict / "chat_template.jinja").write_text(refusing + TEMPLATE)
+    said = refused("chat", strict, "--system", "Be brief", given="Hello\nHello\n")
+    assert "System role not supported" in said and "leave out --system" in said
+    done = command("chat", strict, "-n", 3, given="Hello\n")
+    assert done.returncode == 0 and done.stdout
+
+
+def test_chat_ends_with_a_failure_where_a_template_fails(talker: Path, tmp_path: Path) -> None:
+    """D6."""
+    failing = tmp_path / "failing"
+    shutil.copytree(talker, failing)
+    (failing / "chat_template.jinja").write_text("{{ 1 // (messages | length - 1) }}" + TEMPLATE)
+    done = command("chat", failing, "-n", 3, given="Hello\n")
+    assert done.returncode == 1 and b"ZeroDivisionError" in done.stderr and b"Traceback" not in done.stderr
+
+
+def test_chat_shows_thinking_apart_and_does_not_take_it_for_the_answer(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """D6."""
+    thinker = tokenizer(tmp_path, ["<|end|>", "<think>", "</think>"])
+    say = cli_language._thinking_apart(SimpleNamespace(tokenizer=thinker), "")  # type: ignore[arg-type]
+    ids = thinker.encode("<think>\nHm [b].\n</think>\n\nHi!<|end|>", special=False, parse=True)
+    assert "".join(map(say, [*ids, None])) == "Hi!"
+    shown = capfd.readouterr()
+    assert shown.out == "Hi!" and shown.err == "thinking: Hm [b].\n\n"
 
 
 def test_chat_needs_a_template(story: Path) -> None:
@@ -268,6 +306,64 @@ def test_eval_reports_for_people_and_programs(story: Path, tmp_path: Path) -> No
     assert "cannot be read" in refused("eval", story, "--text", tmp_path / "nowhere.txt")
     (tmp_path / "empty.txt").write_text("")
     assert "nothing to predict" in refused("eval", story, "--text", tmp_path / "empty.txt")
+
+
+def test_eval_of_the_storyteller_is_what_its_readme_says(tmp_path: Path) -> None:
+    """D5: special tokens of the text are parsed, so that its perplexity is the model's."""
+    out = tmp_path / "model"
+    exporter.export_lm(load_checkpoint(CHECKPOINT), out, dtype="fp32", workers=1, tokenizer=CHECKPOINT)
+    text = ROOT / "examples/storyteller/validation.txt"
+    found = result("eval", out, "--text", text)
+    readme = (ROOT / "examples/storyteller/README.md").read_text(encoding="utf-8")
+    assert f"prints {found['perplexity']:.2f} for `validation.txt`" in readme
+    assert f"as bytes, {found['bytes']:,} altogether" in readme
+    lm = colibri.load(out)
+    assert isinstance(lm, LanguageModel)
+    for special in (True, False):
+        ids = lm.tokenizer.encode("The end.<|endoftext|>Once", parse=special)
+        assert evaluate(lm, "The end.<|endoftext|>Once", special=special).tokens == len(ids) - 1
+
+
+def test_a_prompt_holds_special_tokens_unless_told_otherwise(story: Path, chat_in_c: Path) -> None:
+    """D5: as other engines read it, in Python and in C."""
+    prompt = "The end.<|endoftext|>Once"
+    tokenizer = Tokenizer(story)
+    for option, parse in (("--special", True), ("--no-special", False)):
+        found = result("generate", story, prompt, "-n", 12, option)
+        assert found["prompt_tokens"] == len(tokenizer.encode(prompt, parse=parse))
+        in_words = in_c(chat_in_c, "-n", 12, *([] if parse else [option]), story, prompt)
+        assert in_words.stdout.decode() == found["text"] + "\n"
+    assert result("generate", story, prompt, "-n", 1)["prompt_tokens"] == len(tokenizer.encode(prompt, parse=True))
+
+
+def test_chat_never_takes_special_tokens_from_a_message(talker: Path) -> None:
+    """D5: what a user spells stays text."""
+    lm = colibri.load(talker)
+    assert isinstance(lm, LanguageModel)
+    line = "Hello<|endoftext|>there"
+    want = lm.tokenizer.encode(lm.tokenizer.chat([{"role": "user", "content": line}]), special=False)
+    said = command("chat", talker, "-n", 4, given=line).stderr.decode()
+    assert f"{len(want)} prompt tokens" in said
+
+
+def test_ids_without_a_token_are_generated_as_nothing(story: Path, chat_in_c: Path, tmp_path: Path) -> None:
+    """D3: a model with more logits than its tokenizer has tokens goes on, in Python and in C."""
+    padded = tmp_path / "model"
+    shutil.copytree(story, padded)
+    spec = json.loads((padded / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab = {token: i for token, i in spec["model"]["vocab"].items() if i < 600}
+    kept = [m for m in spec["model"]["merges"] if all(part in vocab for part in (*m, "".join(m)))]
+    spec["model"] |= {"vocab": vocab, "merges": kept}
+    (padded / "tokenizer.json").write_text(json.dumps(spec), encoding="utf-8")
+    (padded / "tokenizer.bin").write_bytes(Tokenizer(padded).write_c())
+    options = ("-n", 60, "--temperature", 1.5, "--seed", 4)
+    lm = colibri.load(padded)
+    assert isinstance(lm, LanguageModel) and len(lm.tokenizer) == 600
+    ids = lm.generate(lm.tokenizer.encode("Once"), 60, temperature=1.5, seed=4)
+    assert any(i >= 600 for i in ids)
+    text = lm.tokenizer.decode([i for i in ids if i < 600])
+    assert result("generate", padded, "Once", *options)["text"] == text
+    assert in_c(chat_in_c, *options, padded, "Once").stdout.decode() == text + "\n"
 
 
 def test_set_changes_the_context(story: Path, tmp_path: Path) -> None:

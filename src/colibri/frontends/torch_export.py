@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from colibri import arithmetic
 from colibri.compare import compare
 from colibri.errors import ExportError
 from colibri.frontends.torch_check import Ties, checked_module, degenerate
@@ -51,6 +52,7 @@ KEEP = frozenset(
 )  # fmt: skip
 
 
+@arithmetic.standard()
 def from_torch(module: Any, example_inputs: Any, calibration: Any = None, name: str = "model") -> Imported:
     """The graph of `module` in eval mode, what was found, and the rows; module and rows are left as they were.
 
@@ -108,6 +110,7 @@ def _from_torch(module: nn.Module, example_inputs: Any, calibration: Any, name: 
     return Imported(graph, report, given, batch)
 
 
+@arithmetic.standard()
 def from_pt2(path: str | Path, calibration: Any = None, name: str = "model", trust: bool = False) -> Imported:
     """The same for a program saved by torch.export.save, with MoE blocks found through its module hierarchy.
 
