@@ -53,6 +53,8 @@ def test_stages_import_only_earlier_ones() -> None:
     order = [
         "_engine",
         "errors",
+        "compare",
+        "options",
         "names",
         "npz",
         "strict_json",
