@@ -48,9 +48,7 @@ def delicate() -> Graph:
 # --- the control word -------------------------------------------------------------------------------------------------
 
 
-def test_a_forward_has_its_own_control_word_and_gives_the_callers_back(
-    engine_build: Build, tmp_path: Path
-) -> None:
+def test_a_forward_has_its_own_control_word_and_gives_the_callers_back(engine_build: Build, tmp_path: Path) -> None:
     """A3, A4, C11: whatever the caller, its threads and its hooks do to it; a hook cannot call its context."""
     export = exporter.build(delicate(), max_batch=9, expert_align=64)
     (tmp_path / "model.bin").write_bytes(export.image)
@@ -75,6 +73,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
               "-fno-honor-nans", "-fno-honor-infinities", "-funsafe-math-optimizations", "-ffast-math", "-Ofast",
               "-mdaz-ftz"),
 }  # fmt: skip
+SOURCES = ("-DCOLIBRI_GENERATED", f"-I{size.ENGINE / 'include'}", f"-I{size.ENGINE / 'src'}", HERE / "arithmetic.c")
 SAME, REFUSED, NAMED = "the same bits", "refused when compiled", "`COLIBRI_ERR_ARITHMETIC`"
 
 
@@ -93,7 +92,8 @@ def alone(name: str) -> tuple[exporter.Export, np.ndarray]:
 
 def fused() -> list[str]:
     """What lets a compiler join products and sums, where this machine can run that."""
-    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8") if os.path.exists("/proc/cpuinfo") else ""
+    about = Path("/proc/cpuinfo")
+    flags = about.read_text(encoding="utf-8") if about.exists() else ""
     return ["-mfma"] if " fma " in flags else []
 
 
@@ -101,12 +101,11 @@ def outcome(cc: str, options: str, made: tuple[exporter.Export, np.ndarray], fol
     """What becomes of generated code compiled with these options and none of ours."""
     export, rows = made
     exporter.write(export, folder)
-    command = [compiler(cc), *options.split(), *fused(), "-DCOLIBRI_GENERATED", f"-I{size.ENGINE / 'include'}",
-               f"-I{size.ENGINE / 'src'}", f"-I{folder}", str(HERE / "arithmetic.c"), str(folder / "model.c"), "-lm", "-o",
-               str(folder / "program")]  # fmt: skip
+    command = [compiler(cc), *options.split(), *fused(), *SOURCES, f"-I{folder}", folder / "model.c", "-lm",
+               "-o", folder / "program"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        assert "#error" in done.stderr or "error: \"" in done.stderr or "error: Colibri" in done.stderr, done.stderr
+        assert "#error" in done.stderr or 'error: "' in done.stderr or "error: Colibri" in done.stderr, done.stderr
         return REFUSED
     run = subprocess.run([folder / "program"], input=rows.astype("<f4").tobytes(), capture_output=True, check=False)
     head, _, outputs = run.stdout.partition(b"\n")
@@ -151,11 +150,11 @@ def test_firmware_needs_no_options_at_a_debuggers_level(machine: Machine, level:
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
     exporter.write(meter()[0], tmp_path)
-    command = [*machine.compile, level, "-DCOLIBRI_GENERATED", f"-I{size.ENGINE / 'include'}", f"-I{size.ENGINE / 'src'}",
-               f"-I{tmp_path}", HERE / "arithmetic.c", tmp_path / "model.c", "-lm", "-o", tmp_path / "program"]  # fmt: skip
+    command = [*machine.compile, level, "-DALONE", *SOURCES, f"-I{tmp_path}", tmp_path / "model.c", "-lm",
+               "-o", tmp_path / "program"]  # fmt: skip
     subprocess.run(command, capture_output=True, check=True)
-    done = subprocess.run([*machine.run, tmp_path / "program"], capture_output=True, text=True, timeout=120, check=False,
-                          stdin=subprocess.DEVNULL)  # fmt: skip
+    done = subprocess.run([*machine.run, tmp_path / "program"], capture_output=True, text=True, timeout=120,
+                          check=False, stdin=subprocess.DEVNULL)  # fmt: skip
     assert "0 0" in (done.stdout + done.stderr).splitlines()
 
 
@@ -193,7 +192,9 @@ MXCSR = {"flush": 0x8000, "denormals are zero": 0x40, "both": 0x8040, "down": 0x
 def control(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """A library that does to a process what one linked with -ffast-math does, and worse."""
     folder = tmp_path_factory.mktemp("control")
-    source = "unsigned get(void) { return __builtin_ia32_stmxcsr(); } void set(unsigned w) { __builtin_ia32_ldmxcsr(w); }"
+    source = (
+        "unsigned get(void) { return __builtin_ia32_stmxcsr(); } void set(unsigned w) { __builtin_ia32_ldmxcsr(w); }"
+    )
     (folder / "control.c").write_text(source, encoding="utf-8")
     subprocess.run([compiler("gcc"), "-shared", "-fPIC", "control.c", "-o", "control.so"], cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "control.so"))
@@ -255,7 +256,9 @@ def test_any_bytes_of_weights_give_one_answer_on_all_kernels(fmt: str) -> None:
     for _ in range(12):
         changed = bytearray(image)
         changed[first : first + size] = rng.bytes(size)
-        answers = {name: engine.load(bytes(changed), verify=False, kernels=name)(rows).tobytes() for name in engine.KERNELS}
+        answers = {
+            name: engine.load(bytes(changed), verify=False, kernels=name)(rows).tobytes() for name in engine.KERNELS
+        }
         assert len(set(answers.values())) == 1, answers.keys()
 
 
