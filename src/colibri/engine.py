@@ -138,6 +138,7 @@ class Model:
         """Recompute the parity certificate with the engine; raises ModelError where a bit differs."""
         context = self._context()
         output = np.empty(self._output_size, np.float32)
+        context[1].position = context[1].source = 0  # a text that somebody holds has a context of its own
         error = lib.colibri_selftest(context[1], ffi.from_buffer("float[]", output))
         self._contexts.append(context)
         if error:

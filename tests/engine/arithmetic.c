@@ -1,4 +1,5 @@
-/* What the self-test says of the model linked in and the status of forwards; then, of rows from standard input, the outputs. */
+/* What the self-test says of the model linked in and the status of forwards; then, of rows from standard input, the outputs:
+ * none where ALONE is defined. */
 #include "colibri_inspect.h"
 #include "model.h"
 
@@ -17,9 +18,11 @@ int main(void)
     const int result = colibri_selftest(ctx, output);
     colibri_forward(ctx, input, output, 1);
     printf("%d %d\n", result, (int)ctx->status);
+#if !defined(ALONE)
     while (ctx->status == COLIBRI_OK && fread(input, sizeof input, 1, stdin) == 1) {
         colibri_forward(ctx, input, output, 1);
         fwrite(output, sizeof output, 1, stdout);
     }
+#endif
     return 0;
 }

@@ -73,6 +73,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
               "-fno-honor-nans", "-fno-honor-infinities", "-funsafe-math-optimizations", "-ffast-math", "-Ofast",
               "-mdaz-ftz"),
 }  # fmt: skip
+SOURCES = ("-DCOLIBRI_GENERATED", f"-I{size.ENGINE / 'include'}", f"-I{size.ENGINE / 'src'}", HERE / "arithmetic.c")
 SAME, REFUSED, NAMED = "the same bits", "refused when compiled", "`COLIBRI_ERR_ARITHMETIC`"
 
 
@@ -91,7 +92,8 @@ def alone(name: str) -> tuple[exporter.Export, np.ndarray]:
 
 def fused() -> list[str]:
     """What lets a compiler join products and sums, where this machine can run that."""
-    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8") if os.path.exists("/proc/cpuinfo") else ""
+    about = Path("/proc/cpuinfo")
+    flags = about.read_text(encoding="utf-8") if about.exists() else ""
     return ["-mfma"] if " fma " in flags else []
 
 
@@ -99,9 +101,8 @@ def outcome(cc: str, options: str, made: tuple[exporter.Export, np.ndarray], fol
     """What becomes of generated code compiled with these options and none of ours."""
     export, rows = made
     exporter.write(export, folder)
-    command = [compiler(cc), *options.split(), *fused(), "-DCOLIBRI_GENERATED", f"-I{size.ENGINE / 'include'}",
-               f"-I{size.ENGINE / 'src'}", f"-I{folder}", str(HERE / "arithmetic.c"), str(folder / "model.c"), "-lm", "-o",
-               str(folder / "program")]  # fmt: skip
+    command = [compiler(cc), *options.split(), *fused(), *SOURCES, f"-I{folder}", folder / "model.c", "-lm",
+               "-o", folder / "program"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         assert "#error" in done.stderr or 'error: "' in done.stderr or "error: Colibri" in done.stderr, done.stderr
@@ -149,11 +150,11 @@ def test_firmware_needs_no_options_at_a_debuggers_level(machine: Machine, level:
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
     exporter.write(meter()[0], tmp_path)
-    command = [*machine.compile, level, "-DCOLIBRI_GENERATED", f"-I{size.ENGINE / 'include'}", f"-I{size.ENGINE / 'src'}",
-               f"-I{tmp_path}", HERE / "arithmetic.c", tmp_path / "model.c", "-lm", "-o", tmp_path / "program"]  # fmt: skip
+    command = [*machine.compile, level, "-DALONE", *SOURCES, f"-I{tmp_path}", tmp_path / "model.c", "-lm",
+               "-o", tmp_path / "program"]  # fmt: skip
     subprocess.run(command, capture_output=True, check=True)
-    done = subprocess.run([*machine.run, tmp_path / "program"], capture_output=True, text=True, timeout=120, check=False,
-                          stdin=subprocess.DEVNULL)  # fmt: skip
+    done = subprocess.run([*machine.run, tmp_path / "program"], capture_output=True, text=True, timeout=120,
+                          check=False, stdin=subprocess.DEVNULL)  # fmt: skip
     assert "0 0" in (done.stdout + done.stderr).splitlines()
 
 

@@ -257,6 +257,7 @@ static void run_case(bytes model)
                     run_text(ctx);
                 }
                 float *scratch = exactly(ctx->output_size * sizeof(float), 0);
+                ctx->position = ctx->source = 0; /* its text may be forgotten */
                 result[3] = colibri_selftest(ctx, scratch);
                 free(scratch);
             }
