@@ -33,8 +33,8 @@ LEAST = 1e-30  # of a token's largest weight: what is smaller may be a denormal
 def weigh(logits: Tensor, router: Router, tokens: int = 0, made: bool = False) -> tuple[Tensor, Tensor]:
     """Weights (n, experts), zero where not chosen, and which of the n choices are clear of ties.
 
-    `tokens`: how many of the rows share the experts' capacity, one group of them after the other. `made`: the logits may
-    be larger than any model's; what they choose for weights of 1 may be compared as probabilities, which are then equal.
+    `tokens`: how many of the rows share the experts' capacity, one group of them after the other. `made`: the logits
+    may be larger than any model's; what they choose for weights of 1 may be compared as probabilities, equal then.
     """
     with np.errstate(all="ignore"):
         chosen, weights = ops.route(logits.numpy(force=True), router)
