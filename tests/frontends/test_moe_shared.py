@@ -199,3 +199,16 @@ def test_register_moe_says_everything_a_router_can() -> None:
     register_moe(wrong, experts="experts", gate="gate", k=2, normalize="sum")
     with pytest.raises(ExportError, match=r"not what register_moe says.*relative error"):
         exported(wrong)
+
+
+@pytest.mark.parametrize("score", [torch.sigmoid, lambda logits: logits.softmax(-1)])
+def test_experts_chosen_by_scores_that_saturate_and_weighed_by_one_are_recognised(score: Any) -> None:
+    """E1: logits made very large are equal as probabilities, which says nothing against a choice by logits."""
+
+    class One(moes.Variant):
+        def weigh(self, logits: Any) -> Any:
+            p, chosen = score(logits).topk(2, -1)
+            return torch.ones_like(p), chosen
+
+    _, report, *_ = exported(One().eval())
+    assert [(b.score, b.normalize) for b in report.blocks] == [("logit", "one")]

@@ -62,7 +62,7 @@ class Extremes:
     @property
     def _weights(self) -> tuple[Tensor, Tensor]:
         """(n, experts), and which rows choose clearly."""
-        return weigh(self.made, self.router, self.shared)
+        return weigh(self.made, self.router, self.shared, made=True)
 
     def _run(self, z: Tensor | None, outputs: Callable[[int, Tensor], Tensor] | None) -> Recording:
         width = self.probe.tokens.shape[1]

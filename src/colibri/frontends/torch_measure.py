@@ -51,7 +51,7 @@ def _bounded(block: Block) -> float:
         y = block.rows(rows)
         if not torch.isfinite(y).all():
             continue
-        ours, without, _, clear = _predict(block, rows)
+        ours, without, _, clear = _predict(block, rows, made=True)
         size = max(largest((ours - without)[clear]), 1e-3 * largest(y))
         if not clear.any() or size == 0:
             continue
@@ -98,13 +98,13 @@ def measure(block: Block, logits_error: float | None) -> BlockFinding:
     )  # fmt: skip
 
 
-def _predict(block: Block, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _predict(block: Block, rows: Tensor, made: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What the claim says: output, output of an empty mixture, the experts' weights, which choices are clear."""
     kept: list[Tensor] = []
     inputs = block.rows.split(rows)
 
     def mixture(z: Tensor, logits: Tensor) -> Tensor:
-        weights, clear = weigh(logits, block.router, block.rows.per_sample)
+        weights, clear = weigh(logits, block.router, block.rows.per_sample, made)
         if block.router.apply == "input":  # an expert of nothing is not nothing, but does not show in the weights
             clear = clear & ((weights != 0).sum(1) == block.router.k)
         kept.extend((weights, clear))

@@ -30,10 +30,11 @@ LEAST = 1e-30  # of a token's largest weight: what is smaller may be a denormal
 # --- what a router does -----------------------------------------------------------------------------------------------
 
 
-def weigh(logits: Tensor, router: Router, tokens: int = 0) -> tuple[Tensor, Tensor]:
+def weigh(logits: Tensor, router: Router, tokens: int = 0, made: bool = False) -> tuple[Tensor, Tensor]:
     """Weights (n, experts), zero where not chosen, and which of the n choices are clear of ties.
 
-    `tokens`: how many of the rows share the experts' capacity, one group of them after the other.
+    `tokens`: how many of the rows share the experts' capacity, one group of them after the other. `made`: the logits
+    may be larger than any model's; what they choose for weights of 1 may be compared as probabilities, equal then.
     """
     with np.errstate(all="ignore"):
         chosen, weights = ops.route(logits.numpy(force=True), router)
@@ -43,6 +44,10 @@ def weigh(logits: Tensor, router: Router, tokens: int = 0) -> tuple[Tensor, Tens
     dense = torch.zeros(logits.shape, dtype=torch.float32)
     dense.scatter_add_(1, at, torch.where(kept, torch.from_numpy(weights), 0.0))
     clear = clear_choices(logits, router, MARGIN)
+    if made and router.normalize == "one" and router.k < router.experts and not router.keyed:
+        for score in ("softmax", "sigmoid"):
+            p = _scores(logits, score)
+            clear &= _apart(p, p.abs(), router.k, MARGIN)
     if router.capacity:  # what one token takes, the others lack
         clear = clear.view(-1, tokens or len(chosen)).all(1, keepdim=True).expand(-1, tokens or len(chosen)).flatten()
     return dense, clear
@@ -138,7 +143,7 @@ class Seen:
 
     def deviation(self, router: Router) -> float:
         """The largest difference from what `router` gives, relative to the weight."""
-        ours, clear = weigh(self.logits, router, self.tokens)
+        ours, clear = weigh(self.logits, router, self.tokens, made=True)
         finite = torch.isfinite(self.weights).all(1)  # sigmoids that are all 0 have no sum to be divided by
         if (torch.isfinite(ours).all(1) != finite)[clear].any():
             return math.inf
@@ -184,9 +189,11 @@ def solve(seen: Seen, vectors: Mapping[str, Tensor], numbers: Collection[float] 
     """
     found = [p for draft in _weightings(seen, vectors, numbers) for p in _selections(seen, draft, vectors)]
 
+    rounding = max(ROUNDING, 4 * min((p.error for p in found), default=0.0))
+
     def order(p: Proposal) -> tuple[bool, float, int]:
         agrees = p.error <= TOLERANCE
-        return not agrees, (p.error > ROUNDING) if agrees else p.error, p.complexity
+        return not agrees, (p.error > rounding) if agrees else p.error, p.complexity
 
     return sorted(found, key=order)
 

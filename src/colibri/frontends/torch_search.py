@@ -150,7 +150,7 @@ class Search:
             error = block.finding.error
         if error > TOLERANCE:
             if proposal.error == ALMOST and (hidden := self._hidden(block)) is not None:
-                return f"it looks like {block}, but also depends on {hidden}"
+                return False, error, f"it looks like {block}, but also depends on {hidden}"
             contrived = proposal.complexity > 1
             return contrived, error, f"no router reproduces it; the nearest is {block}, with relative error {error:.1e}"
         beside = Extremes(self.probe, place, logits, self._made(logits), block.router, self.shared).reason()
