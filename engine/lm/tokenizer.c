@@ -484,5 +484,8 @@ int colibri_tokenizer_special(const colibri_tokenizer_t *tokenizer, int32_t id)
     if (t == NULL || t->head == NULL || id < 0) {
         return 0;
     }
-    return (uint32_t)id >= t->head->vocab || (t->kinds[id] & (TOKEN_PRESENT | TOKEN_SPECIAL)) != TOKEN_PRESENT;
+    if ((uint32_t)id >= t->head->vocab) {
+        return 1;
+    }
+    return (t->kinds[id] & (TOKEN_PRESENT | TOKEN_SPECIAL)) != TOKEN_PRESENT;
 }

@@ -75,7 +75,7 @@ typedef struct {
 } clb_tokenizer;
 _Static_assert(sizeof(clb_tokenizer) <= sizeof(colibri_tokenizer_t), "the caller's memory holds the tokenizer");
 
-/* --- UTF-8; text is valid wherever these are used, but for clb_utf8_check. Nothing is read at `end` or behind ------- */
+/* --- UTF-8; text is valid wherever these are used, but for clb_utf8_check. Nothing is read from `end` on --- */
 
 /* Bytes of the character that begins with `lead`. */
 static inline size_t utf8_length(uint8_t lead)

@@ -58,7 +58,7 @@ static int is_character(uint32_t c)
 static int header_fits(const clb_tok_header *h)
 {
     const uint32_t probes = 255;
-    return h->flags < 256 && (h->reserved[0] | h->reserved[1]) == 0 && h->vocab >= 1 && h->vocab < 1u << 24 && h->longest <= h->text_bytes && h->hash_slots >= 1 &&
+    return h->flags < 256 && h->vocab >= 1 && h->vocab < 1u << 24 && h->longest <= h->text_bytes && h->hash_slots >= 1 &&
            h->hash_slots < 1u << 26 && h->hash_probes <= probes && h->merge_slots >= 1 && h->merge_slots < 1u << 26 &&
            h->merge_probes <= probes && h->before <= 64 && h->after <= 64 && h->eos <= 4096 &&
            (h->bos < h->vocab || h->bos == CLB_NONE) && h->nodes < 1u << 24 && h->raw_nodes <= 256 &&
@@ -105,7 +105,7 @@ static int tokens_fit(const clb_tokenizer *t)
            below(t->before, h->before + h->after + h->eos, h->vocab, 0);
 }
 
-/* --- the tries of added tokens -------------------------------------------------------------------------------------- */
+/* --- the tries of added tokens --- */
 
 /* Whether the bytes of `count` nodes from `first` on rise, so that a binary search finds them. */
 static int bytes_rise(const clb_tokenizer *t, uint32_t first, uint32_t count)
@@ -118,8 +118,8 @@ static int bytes_rise(const clb_tokenizer *t, uint32_t first, uint32_t count)
     return 1;
 }
 
-/* Whether the nodes lie level by level, the children of each behind those of the one before: so every node but the roots
- * has one parent, before it, and every search ends. */
+/* Whether the nodes lie level by level, the children of each behind those of the one before: so
+ * every node but the roots has one parent, before it, and every search ends. */
 static int forest_fits(const clb_tokenizer *t, uint32_t roots)
 {
     const uint32_t nodes = t->head->nodes;
@@ -137,7 +137,8 @@ static int forest_fits(const clb_tokenizer *t, uint32_t roots)
     return claimed == nodes;
 }
 
-/* The parent of a node in a forest that fits, NONE of a root's. Parents of rising nodes rise: *from is the one before. */
+/* The parent of a node in a forest that fits, NONE of a root's. Parents of rising nodes rise: *from
+ * is the one before. */
 static uint32_t parent_of(const clb_tokenizer *t, uint32_t node, uint32_t roots, uint32_t *from)
 {
     if (node == CLB_NONE || node < roots) {
@@ -163,14 +164,18 @@ static int ends_whole(const clb_tokenizer *t, const uint32_t way[LONGEST])
     return 0;
 }
 
-/* Text is valid UTF-8, so a token that begins with a character and ends with one cuts it between two. */
+/* Text is valid UTF-8, so a token that begins with a character and ends with one cuts it between
+ * two. */
 static int added_tokens_fit(const clb_tokenizer *t)
 {
     const clb_tok_header *h = t->head;
     const uint32_t roots = h->raw_nodes + h->normal_nodes;
     const uint32_t all_flags = ADDED_LSTRIP | ADDED_RSTRIP | ADDED_SINGLE_WORD | ADDED_SPECIAL;
     uint32_t from[LONGEST] = {0};
-    if (!bytes_rise(t, 0, h->raw_nodes) || !bytes_rise(t, h->raw_nodes, h->normal_nodes) || !forest_fits(t, roots)) {
+    if (!bytes_rise(t, 0, h->raw_nodes) || !bytes_rise(t, h->raw_nodes, h->normal_nodes)) {
+        return 0;
+    }
+    if (!forest_fits(t, roots)) {
         return 0;
     }
     for (uint32_t n = 0; n < h->nodes; ++n) {
@@ -280,7 +285,7 @@ static int open_file(clb_tokenizer *t, const uint8_t *file, size_t size)
     if (crc32_of(file + sizeof *h, h->total_bytes - sizeof *h) != h->body_crc) {
         return COLIBRI_ERR_CHECKSUM;
     }
-    if (!header_fits(h)) {
+    if (!header_fits(h) || (h->reserved[0] | h->reserved[1]) != 0) {
         return COLIBRI_ERR_TOKENIZER;
     }
     reader r = {file, sizeof *h, h->total_bytes};

@@ -26,7 +26,8 @@ static int is_word_at(const clb_finder *f, size_t at)
     return f->t->words[class_of(f->t, f->text + at, f->text + f->size)] != 0;
 }
 
-/* Whether text[start..stop) are whole characters, and not part of a word where the token asks for whole words. */
+/* Whether text[start..stop) are whole characters, and not part of a word where the token asks for
+ * whole words. */
 static int stands_alone(const clb_finder *f, const clb_tok_node *node, size_t start, size_t stop)
 {
     const int last = stop == f->size;

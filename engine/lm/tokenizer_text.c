@@ -108,8 +108,10 @@ typedef struct {
     uint32_t part;
 } place;
 
-/* The decomposition's character at `p` in text[..end), which moves on; *order is 0 but for marks. */
-static uint32_t next_point(const clb_tokenizer *t, const uint8_t *text, size_t end, place *p, uint32_t *order)
+/* The decomposition's character at `p` in text[..end), which moves on; *order is 0 but for
+ * marks. */
+static uint32_t next_point(const clb_tokenizer *t, const uint8_t *text, size_t end, place *p,
+                           uint32_t *order)
 {
     const uint32_t c = utf8_read(text + p->at, text + end), syllable = c - S_BASE;
     const clb_tok_record *r = record_of(t, c);

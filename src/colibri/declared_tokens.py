@@ -6,11 +6,13 @@ have, or has with other options. AutoTokenizer adds them in a certain order, whi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from colibri.errors import ModelError
+from colibri.names import shown
 
 STANDARD = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _OPTIONS = ("lstrip", "rstrip", "single_word", "normalized", "special")
@@ -29,14 +31,19 @@ def _token(value: Any, where: str, **options: bool) -> Any:
     """The library's AddedToken for an object in JSON; a text stays one."""
     from tokenizers import AddedToken
 
-    if isinstance(value, (str, AddedToken)):
-        return value
-    if not isinstance(value, dict) or not isinstance(value.get("content"), str):
-        raise ModelError(f"{where} is {value!r}, which is no token: give its text, or an object with `content`")
+    content = value.get("content") if isinstance(value, dict) else value
+    if isinstance(content, AddedToken):
+        return content
+    if not isinstance(content, str):
+        raise ModelError(f"{where} is {shown(value)}, which is no token: give its text, or an object with `content`")
+    if any(0xD800 <= ord(c) < 0xE000 for c in content):
+        raise ModelError(f"{where}: the token {shown(content)} holds half of a surrogate pair: correct it")
+    if not isinstance(value, dict):
+        return content
     options = {name: value[name] for name in _OPTIONS if name in value} | options
     if not all(isinstance(option, bool) for option in options.values()):
-        raise ModelError(f"{where}: an option of the token {value['content']!r} is neither true nor false")
-    return AddedToken(value["content"], **options)
+        raise ModelError(f"{where}: an option of the token {shown(content)} is neither true nor false")
+    return AddedToken(content, **options)
 
 
 def _is_marked(value: Any) -> bool:
@@ -71,11 +78,11 @@ class _Reader:
         if not isinstance(listed, dict):
             raise ModelError("added_tokens_decoder of tokenizer_config.json is no object of tokens by their ids")
         for i, value in listed.items():
-            if not str(i).isdecimal() or not isinstance(value, dict):
-                raise ModelError(f"added_tokens_decoder of tokenizer_config.json: {i!r} is no id, or has no token")
+            if not re.fullmatch("[0-9]{1,9}", i) or not isinstance(value, dict):
+                raise ModelError(f"added_tokens_decoder of tokenizer_config.json: {shown(i)} is no id, or has no token")
             self.by_id[int(i)] = _token(value, f"added_tokens_decoder[{i}] of tokenizer_config.json")
 
-    def read_older_files(self, special: Mapping[str, Any], added: Mapping[str, Any], own: list[dict[str, Any]]) -> None:
+    def read_older_files(self, special: Mapping[str, Any], added: Mapping[str, Any], own: Mapping[int, Any]) -> None:
         """special_tokens_map.json, added_tokens.json and tokenizer.json's own, where the configuration has no list."""
         from tokenizers import AddedToken
 
@@ -92,12 +99,11 @@ class _Reader:
         specials = {_content(value) for value in listed if isinstance(value, (str, AddedToken))}
         for content, i in added.items():
             if not isinstance(i, int) or isinstance(i, bool) or i < 0:
-                raise ModelError(f"added_tokens.json: the id of {content!r} is {i!r}")
+                raise ModelError(f"added_tokens.json: the id of {shown(content)} is {shown(i)}")
             is_special = content in specials
             options = {"content": content, "normalized": not is_special, "special": is_special}
             self.by_id[i] = _token(options, "added_tokens.json")
-        for token in own:
-            self.by_id[int(token["id"])] = _token(token, "added_tokens of tokenizer.json")
+        self.by_id |= own
 
     def named(self) -> dict[str, Any]:
         """Special tokens by name: texts, or tokens with options."""
@@ -118,7 +124,7 @@ class _Reader:
     def _listed(self, name: str = _EXTRA) -> list[Any]:
         found = self.values.get(name) or []
         if not isinstance(found, list):
-            raise ModelError(f"{name} is {found!r}, neither a list of tokens nor an object of tokens by name")
+            raise ModelError(f"{name} is {shown(found)}, neither a list of tokens nor an object of tokens by name")
         return found
 
     def extra(self) -> list[Any]:
@@ -128,9 +134,9 @@ class _Reader:
 
 
 def declared(
-    config: Mapping[str, Any], special: Mapping[str, Any], added: Mapping[str, Any], own: list[dict[str, Any]]
+    config: Mapping[str, Any], special: Mapping[str, Any], added: Mapping[str, Any], own: Mapping[int, Any]
 ) -> Declared:
-    """What tokenizer_config.json, special_tokens_map.json, added_tokens.json and tokenizer.json's own list declare.
+    """What tokenizer_config.json, special_tokens_map.json and added_tokens.json declare; `own` are tokenizer.json's.
 
     Raises ModelError where one of them is not of the form expected.
     """
@@ -143,7 +149,7 @@ def declared(
         reader.read_older_files(special, added, own)
     named = reader.named()
     wanted = [token for _, token in sorted(reader.by_id.items())]
-    known = {token["content"] for token in own} | {_content(token) for token in wanted}
+    known = {_content(token) for token in [*own.values(), *wanted]}
     for token in [*named.values(), *reader.extra()]:
         if _content(token) not in known and token not in wanted:
             wanted.append(token)

@@ -15,7 +15,7 @@ from typing import Any
 from colibri import chat_template, tokenizer_bin
 from colibri.declared_tokens import declared
 from colibri.errors import ExportError, ModelError
-from colibri.folder import JSON_BYTES, TEXT_BYTES, TOKENIZER_BYTES, Folder
+from colibri.folder import TEXT_BYTES, TOKENIZER_BYTES, Folder
 from colibri.names import brief
 from colibri.spelled_tokens import Spelled
 from colibri.tokenizer_bin import write_c
@@ -66,7 +66,7 @@ class Tokenizer:
         self._library.no_truncation()
         self._library.no_padding()
         self._config = self._read("tokenizer_config.json")
-        own = self._read("tokenizer.json", TOKENIZER_BYTES).get("added_tokens") or []
+        own = self._library.get_added_tokens_decoder()
         found = declared(self._config, self._read("special_tokens_map.json"), self._read("added_tokens.json"), own)
         self._special_names = found.named
         if found.added:
@@ -81,8 +81,8 @@ class Tokenizer:
         eos = self._listed("eos", generation) or [*self._listed("eos", model), *self._named("eos")]
         self.eos = tuple(dict.fromkeys(eos))
 
-    def _read(self, name: str, most: int = JSON_BYTES) -> dict[str, Any]:
-        return self._folder.json(name, most) if self._folder.has(name) else {}
+    def _read(self, name: str) -> dict[str, Any]:
+        return self._folder.json(name) if self._folder.has(name) else {}
 
     def _listed(self, name: str, config: dict[str, Any]) -> list[int]:
         """The ids that a model's configuration gives for `bos` or `eos`: none, one or several."""

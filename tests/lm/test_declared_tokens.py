@@ -175,6 +175,9 @@ def test_declared_tokens_are_in_c_too(tmp_path: Path) -> None:
         ("special_tokens_map.json", {"additional_special_tokens": "<a>"}),
         ("added_tokens.json", {"<a>": "260"}),
         ("added_tokens.json", {"<a>": -1}),
+        ("added_tokens.json", {"\ud800": 260}),
+        ("tokenizer_config.json", {"bos_token": "\udfff"}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9" * 5000: {"content": "<a>"}}}),
         ("added_tokens.json", ["<a>"]),
     ],
 )
