@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 _MOST = 8000  # characters of a message: it may quote a file
 
 
