@@ -36,7 +36,7 @@ enum colibri_error {
     COLIBRI_ERR_TRUNCATED = 5,    /* the model is shorter than its header says: copy or download it again */
     COLIBRI_ERR_HEADER = 6,       /* the model's header is corrupt: its checksum or a field is wrong; export or copy it again */
     COLIBRI_ERR_CHECKSUM = 7,     /* a checksum of the model does not match its content: copy it again from a good source */
-    COLIBRI_ERR_PROGRAM = 8,      /* the model's program is not valid: an operation reaches outside its memory; export it again */
+    COLIBRI_ERR_PROGRAM = 8,      /* the model's program is not valid: an operation reaches outside its memory or costs more than stated; export it again */
     COLIBRI_ERR_TENSOR = 9,       /* a tensor's place, size or layout in the model is not valid: export it again */
     COLIBRI_ERR_ROUTING = 10,     /* a routing descriptor of the model is not valid: export it again */
     COLIBRI_ERR_EXPERT = 11,      /* an entry of the model's expert directory is not valid: export it again */
@@ -63,6 +63,7 @@ enum colibri_error {
     COLIBRI_ERR_SCRATCH = 32,     /* the scratch memory is too small for this text: give it colibri_tokenizer_scratch() bytes */
     COLIBRI_ERR_OUTPUT = 33,      /* the output array is too small: give it room for as many elements as the count returned */
     COLIBRI_ERR_SOURCE = 34,      /* an encoder-decoder model, and no other, reads a source text first: see colibri_lm_source */
+    COLIBRI_ERR_ORDER = 35,       /* an operation of the model reads what none has written, or another row's, or overwrites what it still reads: export it again */
     /* end of errors */
 };
 

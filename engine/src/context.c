@@ -19,7 +19,7 @@ colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model
     }
     const clb_header *header = model.header;
     colibri_context_t *ctx = mem;
-    memset(ctx, 0, CLB_HEAD_BYTES);
+    memset(mem, 0, (size_t)header->cleared_bytes);
     ctx->status = COLIBRI_OK;
     ctx->max_batch = (int32_t)header->max_batch;
     ctx->input_size = header->input_floats;

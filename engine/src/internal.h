@@ -171,6 +171,21 @@ CLB_INTERNAL int clb_read_header(const uint8_t *model, const clb_header **header
 CLB_INTERNAL int clb_validate(const uint8_t *model, uint64_t size, clb_model *parsed);
 void clb_parse(const uint8_t *model, clb_model *parsed);
 
+/* cost.c: multiply-accumulates and elementary steps of an operation on one sample, at the end of a text of `tokens` tokens;
+ * multiply-accumulates of the k costliest experts; sums and products that stop at UINT64_MAX */
+uint64_t clb_macs_of(const clb_op *op, uint32_t tokens);
+uint64_t clb_work_of(const clb_op *op, const clb_tensor *tensors, uint32_t tokens);
+uint64_t clb_costliest(const clb_expert *experts, uint32_t count, uint32_t k);
+uint64_t clb_plus(uint64_t a, uint64_t b);
+uint64_t clb_times(uint64_t a, uint64_t b);
+
+/* cost.c: memory for an operation's own use: of a MoE layer up to where its experts' scratch begins, of a cache */
+uint64_t clb_workspace_floats(const clb_op *op, const clb_layer *layer, uint64_t samples);
+uint64_t clb_cache_floats(const clb_op *op);
+
+/* order.c: whether a valid program reads only what it has written */
+int clb_in_order(const clb_model *model);
+
 /* selftest.c */
 CLB_INTERNAL uint32_t clb_crc32(const void *data, uint64_t bytes);
 

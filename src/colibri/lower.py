@@ -660,7 +660,7 @@ def _reuse_dying_inputs(ops: list[Op]) -> None:
                 continue
             here = (source.offset, source.place.sample_stride, source.row_stride, source.step_stride, strides)
             there = (op.out.offset, op.out.place.sample_stride, op.out.row_stride, op.out.step_stride, op.so)
-            if here != there or (other.place.buffer is held and other != source):
+            if here != there or (other.place.buffer is held and (other != source or op.before != "identity")):
                 continue
             for later in ops[n:]:
                 for name in ("a", "b", "out", "work"):

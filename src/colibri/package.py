@@ -78,6 +78,7 @@ class Package:
             "file_bytes": int(h["total_bytes"]),
             "weight_bytes": int(h["shared_bytes"]) + int(self.experts["bytes"].sum()),
             "worst_route_macs": int(h["worst_macs"]),
+            "worst_route_work": int(h["worst_work"]),
             "worst_route_weight_bytes": int(h["worst_bytes"]),
             "operations": int(h["ops"]),
             "golden_rows": int(h["golden_rows"]),

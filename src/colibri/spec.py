@@ -15,7 +15,7 @@ from colibri.graph import APPLY, BINARY, CACHES, ENDLESS, GROUP_RULES, NORMALIZE
 from colibri.weights import ACTIVATION_GROUP, CELL_COLS, CELL_ROWS, WEIGHT_GROUP
 
 VERSION = "0.1.0"
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MAGIC = b"COLIBRI\0"
 
 ALIGN_MODEL = 64  # of the file in memory, and of every tensor in it
@@ -47,7 +47,11 @@ ERRORS: tuple[tuple[str, str], ...] = (
     ("TRUNCATED", "the model is shorter than its header says: copy or download it again"),
     ("HEADER", "the model's header is corrupt: its checksum or a field is wrong; export or copy it again"),
     ("CHECKSUM", "a checksum of the model does not match its content: copy it again from a good source"),
-    ("PROGRAM", "the model's program is not valid: an operation reaches outside its memory; export it again"),
+    (
+        "PROGRAM",
+        "the model's program is not valid: an operation reaches outside its memory or costs more than stated; "
+        "export it again",
+    ),
     ("TENSOR", "a tensor's place, size or layout in the model is not valid: export it again"),
     ("ROUTING", "a routing descriptor of the model is not valid: export it again"),
     ("EXPERT", "an entry of the model's expert directory is not valid: export it again"),
@@ -86,6 +90,12 @@ ERRORS: tuple[tuple[str, str], ...] = (
     ("SCRATCH", "the scratch memory is too small for this text: give it colibri_tokenizer_scratch() bytes"),
     ("OUTPUT", "the output array is too small: give it room for as many elements as the count returned"),
     ("SOURCE", "an encoder-decoder model, and no other, reads a source text first: see colibri_lm_source"),
+    # the proof of the program's order
+    (
+        "ORDER",
+        "an operation of the model reads what none has written, or another row's, or overwrites what it still reads: "
+        "export it again",
+    ),
 )
 
 
@@ -164,7 +174,10 @@ HEADER = _record(
      "are a stream's, without an end"),
     ("u32", "tail_op", 1, "operations from here on may run for the last samples of a batch alone"),
     ("u32", "encoder_ops", 1, "operations that read the source text, before all others; 0: the model has none"),
-    ("u32", "reserved", 23, "zero"),
+    ("u64", "worst_work", 1, "elementary steps of one row along the costliest route, an upper bound; see Work"),
+    ("u64", "cleared_bytes", 1, "of the context block, from its start: what colibri_init clears; only attention's caches, "
+     "which are written before they are read, may lie behind it"),
+    ("u32", "reserved", 19, "zero"),
     ("u32", "header_crc", 1, "CRC-32 of the header's first 252 bytes"),
 )  # fmt: skip
 
@@ -204,7 +217,7 @@ OP = _record(
     ("u32", "dims", 4, "sizes inside a row; linear: inputs, outputs; softmax, norms: size; reduce: outer, n, inner; "
      "loop: steps, how many of the next operations are in it, 1 where the last step comes first; embed: width; rope: "
      "size, turned; cache, attention: size of a key, of a value, key heads, positions; delay: "
-     "width, steps, positions"),
+     "width, steps, positions; moe: floats of a token, of a result, of the experts' scratch memory behind the workspace"),
     ("u32", "sa", 4, "strides of a, in floats; for cache, attention the window (0: none) and a `sight` value"),
     ("u32", "sb", 4, "strides of b, in floats"),
     ("u32", "so", 4, "strides of out, in floats, row-major"),

@@ -120,6 +120,7 @@ def head(
         "version": spec.FORMAT_VERSION, "max_batch": program.max_batch, "total_bytes": at.total,
         "meta_bytes": at.meta_bytes, "shared_bytes": program.shared.size, "context_bytes": program.context_bytes,
         "worst_macs": program.macs, "worst_bytes": program.weight_bytes,
+        "worst_work": program.work, "cleared_bytes": program.cleared_bytes,
         "input_floats": program.input_floats, "output_floats": program.output_floats,
         "inputs": len(program.inputs), "outputs": len(program.outputs),
         "ops": len(program.ops) + len(program.expert_ops), "main_ops": len(program.ops),
