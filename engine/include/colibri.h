@@ -63,7 +63,8 @@ enum colibri_error {
     COLIBRI_ERR_SCRATCH = 32,     /* the scratch memory is too small for this text: give it colibri_tokenizer_scratch() bytes */
     COLIBRI_ERR_OUTPUT = 33,      /* the output array is too small: give it room for as many elements as the count returned */
     COLIBRI_ERR_SOURCE = 34,      /* an encoder-decoder model, and no other, reads a source text first: see colibri_lm_source */
-    COLIBRI_ERR_ORDER = 35,       /* an operation of the model reads what none has written, or another row's, or overwrites what it still reads: export it again */
+    COLIBRI_ERR_DAMAGED = 35,     /* the context's head was overwritten: look for a stray write, and start again with colibri_init */
+    COLIBRI_ERR_ORDER = 36,       /* an operation of the model reads what none has written, or another row's, or overwrites what it still reads: export it again */
     /* end of errors */
 };
 
@@ -95,12 +96,14 @@ typedef struct colibri_context {
     uint32_t context_tokens; /* most tokens of a text; 0: rows have nothing to do with each other */
     int32_t tail;            /* output rows wanted, the last ones of a batch; 0: all */
     uint32_t source; /* of an encoder-decoder model, tokens of the source text; 0: the next run reads it, and writes no output */
+    uint32_t seal;   /* the engine's own: goes with what above must stay as colibri_init left it */
 } colibri_context_t;
 
 /* Prepare a context inside `mem`.
- *   mem        64-byte aligned, stays the caller's; must outlive the context and not move
+ *   mem        64-byte aligned, stays the caller's; must outlive the context and not move; all but attention's caches is
+ *              cleared, so that nothing that lay there can reach an output
  *   mem_size   bytes of it, at least colibri_model_size(model_bin)
- *   model_bin  64-byte aligned, read-only, must outlive the context; the whole file's structure is proven here, so that
+ *   model_bin  64-byte aligned, must outlive the context and not change: the whole file's structure is proven here, so that
  *              colibri_forward needs no checks. Reads within the size the header states: check a file's length with
  *              colibri_check first.
  * Returns the context, or NULL; colibri_diagnose (colibri_inspect.h) says why for the same arguments. */
@@ -110,7 +113,8 @@ COLIBRI_API colibri_context_t *colibri_init(void *mem, size_t mem_size, const ui
  *   input   float32, shape (batch_size, ctx->input_size)
  *   output  float32, shape (batch_size, ctx->output_size); must not overlap `input`
  *   batch_size  1 … ctx->max_batch
- * Sets ctx->status. On misuse (COLIBRI_ERR_NULL, COLIBRI_ERR_BATCH) the output is left untouched; a null or freed ctx
+ * Sets ctx->status. On misuse (COLIBRI_ERR_NULL, COLIBRI_ERR_BATCH), and where what the caller may not set in the context's
+ * head has changed (COLIBRI_ERR_DAMAGED), the output is left untouched; a null or freed ctx
  * does nothing. NaN and infinity in the input follow IEEE 754; a router counts a NaN logit as the lowest; a NaN in the
  * output is always 0x7FC00000. Makes no system call, bounded stack: usable in an interrupt handler. */
 COLIBRI_API void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size);

@@ -63,15 +63,17 @@ uint64_t clb_cache_floats(const clb_op *op)
     return (uint64_t)op->dims[3] / CLB_PAGE * op->dims[2] * page / sizeof(float);
 }
 
+static uint64_t cost_of(const clb_expert *e, enum clb_cost what) { return what == CLB_MACS ? e->macs : e->bytes; }
+
 /* The k-th costliest is found by halving, for there is no memory to sort them in. */
-uint64_t clb_costliest(const clb_expert *experts, uint32_t count, uint32_t k)
+uint64_t clb_costliest(const clb_expert *experts, uint32_t count, uint32_t k, enum clb_cost what)
 {
     uint64_t kth = 0, most = UINT64_MAX;
     while (kth < most) {
         const uint64_t middle = kth + (most - kth) / 2 + 1;
         uint32_t reach = 0;
         for (uint32_t n = 0; n < count; ++n) {
-            reach += experts[n].macs >= middle;
+            reach += cost_of(&experts[n], what) >= middle;
         }
         if (reach >= k) {
             kth = middle;
@@ -81,7 +83,8 @@ uint64_t clb_costliest(const clb_expert *experts, uint32_t count, uint32_t k)
     }
     uint64_t total = clb_times(k, kth);
     for (uint32_t n = 0; n < count; ++n) {
-        total = clb_plus(total, experts[n].macs > kth ? experts[n].macs - kth : 0);
+        const uint64_t own = cost_of(&experts[n], what);
+        total = clb_plus(total, own > kth ? own - kth : 0);
     }
     return total;
 }

@@ -11,6 +11,22 @@ static int within(const uint32_t *values, size_t n, uint32_t least, uint32_t mos
     return 1;
 }
 
+/* Bytes that the header's counts account for: nothing else lies in the metadata but what aligns it. */
+static uint64_t needed(const clb_header *h)
+{
+    const uint64_t sizes[] = {
+        ((uint64_t)h->inputs + h->outputs) * sizeof(clb_port), (uint64_t)h->ops * sizeof(clb_op),
+        (uint64_t)h->tensors * sizeof(clb_tensor),             (uint64_t)h->layers * sizeof(clb_layer),
+        (uint64_t)h->experts * sizeof(clb_expert),             (uint64_t)h->golden_rows * h->golden_bytes,
+        h->info_bytes,
+    };
+    uint64_t bytes = sizeof *h;
+    for (size_t n = 0; n < sizeof sizes / sizeof *sizes; ++n) {
+        bytes = clb_plus(bytes, clb_plus(sizes[n], 7) / 8 * 8);
+    }
+    return clb_plus(bytes, CLB_ALIGN_MODEL - 1) / CLB_ALIGN_MODEL * CLB_ALIGN_MODEL;
+}
+
 int clb_read_header(const uint8_t *model, const clb_header **header)
 {
     RETURN_IF(model == NULL, COLIBRI_ERR_NULL);
@@ -26,11 +42,12 @@ int clb_read_header(const uint8_t *model, const clb_header **header)
     RETURN_IF(h->total_bytes > most || h->context_bytes > most || h->max_batch > CLB_MAX_BATCH ||
               (uint64_t)h->max_batch * h->input_floats > most / sizeof(float) ||
               (uint64_t)h->max_batch * h->output_floats > most / sizeof(float), COLIBRI_ERR_TOO_LARGE);
+    RETURN_IF(h->meta_bytes > needed(h), COLIBRI_ERR_HEADER);
     RETURN_IF(h->cleared_bytes < CLB_HEAD_BYTES || h->cleared_bytes > h->context_bytes, COLIBRI_ERR_HEADER);
     RETURN_IF(h->max_batch < 1 || h->input_floats < 1 || h->output_floats < 1 ||
               h->inputs < 1 || h->outputs < 1 || h->experts > CLB_LIMIT || h->main_ops > h->ops ||
               h->context_tokens > CLB_LIMIT || !within(h->reserved, sizeof h->reserved / sizeof h->reserved[0], 0, 0) ||
-              h->meta_bytes < sizeof *h || h->meta_bytes > h->total_bytes ||
+              h->meta_bytes < sizeof *h || h->meta_bytes > CLB_MAX_META || h->meta_bytes > h->total_bytes ||
               h->shared_bytes > h->total_bytes - h->meta_bytes, COLIBRI_ERR_HEADER);
     *header = h;
     return COLIBRI_OK;
@@ -54,10 +71,41 @@ static int section(const clb_header *h, uint32_t offset, uint64_t count, uint64_
     return offset >= sizeof *h && offset % 8 == 0 && offset <= h->meta_bytes && count * size <= h->meta_bytes - offset;
 }
 
+/* The length of the character at `text`: of UTF-8, shortest form, no surrogate; 0 where it is none, or a control character. */
+static uint32_t character(const uint8_t *text)
+{
+    static const uint32_t least[] = {0, 0x20, 0xA0, 0x800, 0x10000};
+    const uint8_t first = text[0];
+    const uint32_t length = first < 0x80 ? 1 : first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC0 ? 2 : 0;
+    uint32_t code = length == 1 ? first : first & (0x7Fu >> length);
+    for (uint32_t n = 1; n < length; ++n) {
+        RETURN_IF((text[n] & 0xC0) != 0x80, 0); /* as a zero is, so that nothing behind it is looked at */
+        code = code << 6 | (text[n] & 0x3Fu);
+    }
+    const int none = code < least[length] || code == 0x7F || (code >> 11) == 0xD800 >> 11 || code > 0x10FFFF;
+    return none ? 0 : length;
+}
+
+static int name_fits(const uint8_t *name, uint32_t bytes)
+{
+    uint32_t at = 0;
+    RETURN_IF(name[bytes - 1] != 0, 0);
+    while (name[at] != 0) {
+        const uint32_t length = character(name + at);
+        RETURN_IF(length == 0, 0);
+        at += length;
+    }
+    for (uint32_t n = at; n < bytes; ++n) {
+        RETURN_IF(name[n] != 0, 0);
+    }
+    return at != 0;
+}
+
 static int ports(const clb_port *port, uint32_t count, uint64_t floats)
 {
     for (uint32_t n = 0; n < count; ++n) {
         uint64_t product = 1;
+        RETURN_IF(!name_fits(port[n].name, sizeof port[n].name), 0);
         RETURN_IF(port[n].rank > 6 || !within(port[n].dims, port[n].rank, 1, CLB_LIMIT), 0);
         for (uint32_t axis = 0; axis < port[n].rank && product <= CLB_LIMIT; ++axis) {
             product *= port[n].dims[axis];
@@ -271,12 +319,21 @@ static int sequence_fits(const scope *s, const clb_op *op, const clb_tensor *w0,
     }
 }
 
+/* An exponential takes no parameter in a program: kernels have one for their own use. */
+static int function_fits(const clb_op *op)
+{
+    const int unary = op->code == CLB_OP_MAP1 || op->code == CLB_OP_LINEAR || op->code == CLB_OP_LINEAR_Q;
+    const uint32_t function = op->code == CLB_OP_MAP2 ? op->before : unary ? op->func : CLB_UNARY_IDENTITY;
+    return function != CLB_UNARY_EXP || op->p0 == 0.0f;
+}
+
 static int op_fits(const scope *s, const clb_op *op)
 {
     const clb_tensor *w0, *w1, *w2;
     const uint32_t n = op->dims[0];
     RETURN_IF(op->rows < 1 || op->rows > CLB_LIMIT || op->before >= (op->code == CLB_OP_MAP2 ? CLB_UNARY_COUNT : 1) ||
               !tensor_of(s, op->w0, &w0) || !tensor_of(s, op->w1, &w1) || !tensor_of(s, op->w2, &w2), 0);
+    RETURN_IF(!function_fits(op), 0);
     switch (op->code) {
     case CLB_OP_LINEAR:
     case CLB_OP_LINEAR_Q: return linear_fits(s, op, w0, w1, w2);
@@ -299,9 +356,9 @@ static int op_fits(const scope *s, const clb_op *op)
     }
 }
 
-/* Multiply-accumulates, and all elementary steps. */
+/* Multiply-accumulates, all elementary steps, and bytes of experts that are read, along the costliest route. */
 typedef struct {
-    uint64_t macs, work;
+    uint64_t macs, work, bytes;
 } cost;
 
 /* The next operation of a program that goes on with `left` more, or a loop of some of these; adds what it costs. */
@@ -323,7 +380,7 @@ static int next_fits(scope *s, const clb_op *op, uint32_t left, cost *c)
 
 static int expert_program_fits(scope *s, uint64_t *work)
 {
-    cost c = {0, 0};
+    cost c = {0, 0, 0};
     for (uint32_t i = 0; i < s->expert->ops; ++i) {
         RETURN_IF(!next_fits(s, &s->model->ops[s->expert->first_op + i], s->expert->ops - i - 1, &c), 0);
     }
@@ -375,8 +432,12 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number,
     uint64_t most = 0;
     RETURN_IF(!experts_fit(&inside, l, next_op, &most), 0);
     const uint64_t routed = clb_plus((uint64_t)l->experts + l->d_out, most);
-    c->macs = clb_plus(c->macs, clb_times(op->rows, clb_costliest(m->experts + l->first_expert, l->experts, l->k)));
-    c->work = clb_plus(c->work, clb_plus(l->experts, clb_times((uint64_t)op->rows * l->k, routed)));
+    const clb_expert *experts = m->experts + l->first_expert;
+    const uint64_t choices = (uint64_t)op->rows * l->k;
+    const uint32_t touched = choices < l->experts ? (uint32_t)choices : l->experts;
+    c->macs = clb_plus(c->macs, clb_times(op->rows, clb_costliest(experts, l->experts, l->k, CLB_MACS)));
+    c->bytes = clb_plus(c->bytes, clb_costliest(experts, l->experts, touched, CLB_BYTES));
+    c->work = clb_plus(c->work, clb_plus(l->experts, clb_times(choices, routed)));
     return 1;
 }
 
@@ -411,7 +472,7 @@ static int program_fits(const clb_model *m, uint64_t *choices)
     const clb_header *h = m->header;
     scope whole = {.model = m, .samples = h->max_batch, .steps = 1, .arena = CLB_HEAD_BYTES, .arena_end = h->cleared_bytes};
     uint32_t layer = 0, next_op = h->main_ops;
-    cost c = {0, 0};
+    cost c = {0, 0, 0};
     *choices = 0;
     for (uint32_t n = 0; n < h->main_ops; ++n) {
         const clb_op *op = &m->ops[n];
@@ -426,6 +487,8 @@ static int program_fits(const clb_model *m, uint64_t *choices)
             RETURN_IF(!next_fits(&whole, op, h->main_ops - n - 1, &c), 0);
         }
     }
+    /* Of a table a row reads a part, which the exporter may leave out. */
+    RETURN_IF(h->worst_bytes < c.bytes || h->worst_bytes - c.bytes > h->shared_bytes, 0);
     RETURN_IF(c.macs != h->worst_macs || c.work > h->worst_work || c.work == UINT64_MAX, 0);
     return layer == h->layers && h->tail_op <= h->main_ops && h->encoder_ops <= h->tail_op &&
            (h->encoder_ops == 0 || h->context_tokens != 0);

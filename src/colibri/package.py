@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import stat
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from colibri import spec
+from colibri._engine import ffi, lib
 from colibri.errors import ModelError
 from colibri.graph import Shape
 
 Records = np.ndarray[Any, Any]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_COPIED = 1 << 26  # bytes of a file up to which it is read as a whole instead of mapped
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,14 @@ class Package:
     layers: Records
     experts: Records
     info: dict[str, Any]
+    mapped: Any = None  # the host layer's map, where `data` is one
+
+    def check_unchanged(self) -> None:
+        """Raise ModelError where the file behind a mapped model has been written to, shortened or cannot be read."""
+        if self.mapped is not None:
+            error = lib.colibri_map_status(self.mapped)
+            if error:
+                raise ModelError(f"{self.path}: {spec.error_text(error)}", error)
 
     def check_weights(self) -> None:
         """Raise ModelError where the shared weights or an expert's do not match their checksum."""
@@ -49,6 +63,7 @@ class Package:
             parts.append((f"expert {n}", int(e["offset"]), int(e["bytes"]), int(e["crc"])))
         for name, at, size, crc in parts:
             if at + size > len(self.data) or _crc32(self.data[at : at + size]) != crc:
+                self.check_unchanged()  # which is the better reason
                 raise _error("CHECKSUM", f"{self.path}: {name} do not match their checksum")
 
     def numbers(self, layer: int) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -105,6 +120,12 @@ def _error(code: str, message: str) -> ModelError:
     return ModelError(f"{message} ({spec.error_text(number)})", number)
 
 
+def _name(field: bytes) -> str:
+    """A port's name; what a sound model does not have in one is shown as a replacement character."""
+    text = field.rstrip(b"\0").decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def _crc32(data: Bytes) -> int:
     return zlib.crc32(data.data)
 
@@ -122,15 +143,62 @@ def find(path: str | Path) -> Path:
 
 
 def open_package(path: str | Path) -> Package:
-    """Map a model file and read its metadata; the engine proves its structure when it is loaded.
+    """Read a model file and prove its structure; its metadata, and of small files all, are a copy.
 
-    Raises ModelError where the file is missing, empty, not a model, truncated, or its metadata is corrupt.
+    So the file may change: weights of large files alone are mapped, and `Package.check_unchanged` tells. Replace model
+    files by renaming. Raises ModelError where the file is missing, not a model, truncated, or not a sound one.
     """
     path = find(path)
-    size = path.stat().st_size
-    if size < spec.HEADER.bytes:
-        raise _error("TRUNCATED", f"{path} has {size} bytes, fewer than a model's header")
-    return parse(np.asarray(np.memmap(path, np.uint8, "r")), str(path))
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise _error("OPEN_FAILED", f"{path}: {error.strerror}") from None
+    with open(file, "rb", buffering=0) as stream:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            raise _error("OPEN_FAILED", f"{path} is no regular file")
+        if about.st_size < spec.HEADER.bytes:
+            raise _error("TRUNCATED", f"{path} has {about.st_size} bytes, fewer than a model's header")
+        data, mapped = _map(path) if about.st_size > _COPIED else (None, None)
+        if data is None:
+            data = aligned(about.st_size, spec.ALIGN_MODEL)
+            data = data[: _read(stream, data)]
+    package = replace(parse(data, str(path)), mapped=mapped)
+    error = lib.colibri_check(ffi.from_buffer("uint8_t[]", data), len(data), lib.COLIBRI_CHECK_STRUCTURE)
+    if error:
+        raise ModelError(f"{path}: {spec.error_text(error)}", error)
+    return package
+
+
+def aligned(size: int, to: int) -> Bytes:
+    """`size` uninitialised bytes whose address is a multiple of `to`."""
+    raw = np.empty(size + to, np.uint8)
+    start = -raw.ctypes.data % to
+    return raw[start : start + size]
+
+
+def _read(stream: io.FileIO, data: Bytes) -> int:
+    """Fill `data`; the bytes there are, which are fewer where the file has become shorter."""
+    done = 0
+    while done < len(data) and (count := stream.readinto(data[done:].data)):
+        done += count
+    return done
+
+
+def _map(path: Path) -> tuple[Bytes | None, Any]:
+    """A large model's bytes, mapped behind a copy of its metadata, and the map; none where the system has no such service.
+
+    The map is closed with the last look at the bytes.
+    """
+    mapped = ffi.new("colibri_map_t *")
+    error = lib.colibri_map_open(mapped, os.fsencode(path), lib.COLIBRI_MAP_UNCHECKED)
+    if error == spec.error_code("UNSUPPORTED"):
+        return None, None
+    if error:
+        raise ModelError(f"{path}: {spec.error_text(error)}", error)
+    model = ffi.gc(lib.colibri_map_model(mapped), lambda _: lib.colibri_map_close(mapped))
+    size = int(np.frombuffer(ffi.buffer(model, spec.HEADER.bytes), spec.HEADER.dtype)[0]["total_bytes"])
+    return np.frombuffer(ffi.buffer(model, size), np.uint8), mapped
 
 
 def parse(data: Bytes, path: str) -> Package:
@@ -155,7 +223,7 @@ def parse(data: Bytes, path: str) -> Package:
         return np.frombuffer(data, record.dtype, count, first)
 
     ports = [
-        Port(bytes(p["name"]).rstrip(b"\0").decode("utf-8", "replace"), tuple(int(n) for n in p["dims"][: p["rank"]]))
+        Port(_name(bytes(p["name"])), tuple(int(n) for n in p["dims"][: p["rank"]]))
         for p in records("ports", spec.PORT, int(h["inputs"]) + int(h["outputs"]))
     ]
     at, size = int(h["info_offset"]), int(h["info_bytes"])

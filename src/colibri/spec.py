@@ -30,6 +30,7 @@ PAGE = 64  # positions of a page of the attention cache
 NONE = 0xFFFFFFFF  # "no tensor"
 LIMIT = ENDLESS  # largest dimension or stride; keeps the validator's sums below 2**63
 MAX_BATCH = 1 << 16
+MAX_META = 1 << 28  # bytes of header and metadata: they are copied and proven before anything runs
 MAX_EXPERTS = 65535  # of one layer: the certificate holds choices as u16, and 65535 for none
 
 OPCODES = ("linear", "linear_q", "quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce", "loop",
@@ -90,7 +91,8 @@ ERRORS: tuple[tuple[str, str], ...] = (
     ("SCRATCH", "the scratch memory is too small for this text: give it colibri_tokenizer_scratch() bytes"),
     ("OUTPUT", "the output array is too small: give it room for as many elements as the count returned"),
     ("SOURCE", "an encoder-decoder model, and no other, reads a source text first: see colibri_lm_source"),
-    # the proof of the program's order
+    # the context's, and the proof of a program's order
+    ("DAMAGED", "the context's head was overwritten: look for a stray write, and start again with colibri_init"),
     (
         "ORDER",
         "an operation of the model reads what none has written, or another row's, or overwrites what it still reads: "
@@ -183,7 +185,7 @@ HEADER = _record(
 
 PORT = _record(
     "port", 64, "One input or output of the model.",
-    ("u8", "name", 32, "UTF-8, zero-padded"),
+    ("u8", "name", 32, "UTF-8 without control characters, zero-padded; not empty, and ends with a zero"),
     ("u32", "floats", 1, "elements of one row"),
     ("u32", "rank", 1, "number of axes after the batch"),
     ("u32", "dims", 6, "their sizes, then zeros"),
@@ -289,7 +291,7 @@ LIMITS = {
     "FORMAT_VERSION": FORMAT_VERSION, "ALIGN_MODEL": ALIGN_MODEL, "ALIGN_CONTEXT": ALIGN_CONTEXT,
     "ALIGN_BUFFER": ALIGN_BUFFER, "HEAD_BYTES": HEAD_BYTES, "EXPERT_TILE": EXPERT_TILE, "LANES": LANES,
     "GROUP": GROUP, "PAGE": PAGE, "ACTIVATION_GROUP": ACTIVATION_GROUP, "WEIGHT_GROUP": WEIGHT_GROUP, "LIMIT": LIMIT,
-    "MAX_BATCH": MAX_BATCH, "MAX_EXPERTS": MAX_EXPERTS, "CELL_ROWS": CELL_ROWS,
+    "MAX_BATCH": MAX_BATCH, "MAX_META": MAX_META, "MAX_EXPERTS": MAX_EXPERTS, "CELL_ROWS": CELL_ROWS,
     "CELL_COLS": CELL_COLS,
 }  # fmt: skip
 

@@ -57,6 +57,9 @@ def arrange(
         offsets[name] = end
         end = spec.align(end + size, 8)
     meta_bytes = spec.align(end, spec.ALIGN_MODEL)
+    if meta_bytes > spec.MAX_META:
+        raise ExportError(f"the model's program and certificate take {meta_bytes:,} bytes, more than the format's "
+                          f"{spec.MAX_META:,}: certify it with fewer rows")  # fmt: skip
     places, end = [], meta_bytes + program.shared.size
     for expert in program.experts:
         places.append(spec.align(end, expert_align) if expert.section.size else end)
@@ -160,7 +163,9 @@ def _value(enum: str, name: str) -> int:
 def _ports(ports: Sequence[tuple[str, Shape]]) -> Any:
     rows = np.zeros(len(ports), spec.PORT.dtype)
     for row, (name, shape) in zip(rows, ports, strict=True):
-        text = name.encode()[: spec.PORT.fields[0].count - 1]
+        if not name or not name.isprintable():
+            raise ExportError(f"{name!r} is no name for an input or output: use printable characters")
+        text = name.encode()[: spec.PORT.fields[0].count - 1].decode(errors="ignore").encode()
         row["name"][: len(text)] = np.frombuffer(text, np.uint8)
         if len(shape) > 6:
             raise ExportError(f"{name}: {len(shape)} axes; the model format holds 6: reshape it in the model")
