@@ -68,7 +68,7 @@ def c_error_text() -> str:
 
 def doc_records() -> str:
     """The record and enumeration tables of docs/format.md."""
-    parts = []
+    parts = [f"Format version {spec.FORMAT_VERSION}.", ""]
     for r in spec.RECORDS.values():
         parts += [f"### {r.name} ({r.bytes} bytes)", "", r.doc, "", "| offset | type | field | meaning |",
                   "|---:|---|---|---|"]  # fmt: skip

@@ -174,6 +174,14 @@ static int same_rows(const clb_op *op, const missing *m)
            (op->rows == 1 || op->out.row_stride == m->at->row_stride) && op->out.step_stride == m->at->step_stride;
 }
 
+/* Whether two operands that go on by `step` floats ever meet, in whatever steps. */
+static int meet_in_some_step(stretch a, stretch b, uint64_t step)
+{
+    const uint64_t wide = a.end - a.begin;
+    const uint64_t after = (b.begin % step + step - a.begin % step) % step;
+    return wide > step || after < wide || after + (b.end - b.begin) > step;
+}
+
 /* What an operation in the reader's own loop has written when it is read: `before` the reader in a step, or behind it, so
  * that the step before is the last. */
 static stretch written_in_loop(const clb_op *loop, const use *out, stretch once, stretch all, int before, const missing *m)
@@ -186,6 +194,7 @@ static stretch written_in_loop(const clb_op *loop, const use *out, stretch once,
     RETURN_IF(step != m->at->step_stride && loop->dims[2] != 0, ((stretch){once.begin + span, once.end + span}));
     RETURN_IF(step != m->at->step_stride, once);
     RETURN_IF(step == 0, before ? once : nothing);
+    RETURN_IF(!meet_in_some_step(once, m->once, step), all); /* it lies between what is read */
     if (loop->dims[2] != 0) { /* the last step comes first, so what is written last lies at the beginning */
         RETURN_IF(m->once.end <= once.begin + shift, nothing);
         return (stretch){all.begin + shift, all.end};

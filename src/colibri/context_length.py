@@ -174,7 +174,11 @@ def _follow(directory: Path, package: Package, header: Any) -> tuple[str, ...]:
     path = directory / "model.h"
     if path.is_file():
         text = path.read_text(encoding="utf-8")
-        for name, key in (("CONTEXT_BYTES", "context_bytes"), ("WORST_MACS", "worst_macs"), ("WORST_WORK", "worst_work")):
+        for name, key in (
+            ("CONTEXT_BYTES", "context_bytes"),
+            ("WORST_MACS", "worst_macs"),
+            ("WORST_WORK", "worst_work"),
+        ):
             text = re.sub(rf"(#define \w+_MODEL_{name}) \d+u", rf"\1 {int(header[key])}u", text)
         write_files({path: text.encode()}, directory)
     removed = []

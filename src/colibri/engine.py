@@ -173,8 +173,8 @@ class Model:
                 return aligned(size, spec.ALIGN_CONTEXT)
         except MemoryError:
             pass
-        raise ModelError(f"{self.package.path}: a context takes {size:,} bytes, more than this machine has: export with "
-                         "a smaller max_batch or context", spec.error_code("MEMORY")) from None  # fmt: skip
+        raise ModelError(f"{self.package.path}: a context takes {size:,} bytes, more than this machine has: export "
+                         "with a smaller max_batch or context", spec.error_code("MEMORY")) from None  # fmt: skip
 
     def _pack(self, inputs: tuple[Any, ...]) -> Array:
         ports = self.inputs

@@ -150,11 +150,11 @@ def open_package(path: str | Path) -> Package:
     """
     path = find(path)
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise _error("OPEN_FAILED", f"{path}: {error.strerror}") from None
-    with open(file, "rb", buffering=0) as stream:
-        about = os.fstat(file)
+        stream = path.open("rb", buffering=0)
+    except OSError as reason:
+        raise _error("OPEN_FAILED", f"{path}: {reason.strerror}") from None
+    with stream:
+        about = os.fstat(stream.fileno())
         if not stat.S_ISREG(about.st_mode):
             raise _error("OPEN_FAILED", f"{path} is no regular file")
         if about.st_size < spec.HEADER.bytes:
@@ -186,7 +186,7 @@ def _read(stream: io.FileIO, data: Bytes) -> int:
 
 
 def _map(path: Path) -> tuple[Bytes | None, Any]:
-    """A large model's bytes, mapped behind a copy of its metadata, and the map; none where the system has no such service.
+    """A large model's bytes, mapped behind a copy of its metadata, and the map; none where the system maps nothing.
 
     The map is closed with the last look at the bytes.
     """

@@ -177,8 +177,8 @@ HEADER = _record(
     ("u32", "tail_op", 1, "operations from here on may run for the last samples of a batch alone"),
     ("u32", "encoder_ops", 1, "operations that read the source text, before all others; 0: the model has none"),
     ("u64", "worst_work", 1, "elementary steps of one row along the costliest route, an upper bound; see Work"),
-    ("u64", "cleared_bytes", 1, "of the context block, from its start: what colibri_init clears; only attention's caches, "
-     "which are written before they are read, may lie behind it"),
+    ("u64", "cleared_bytes", 1, "of the context block, from its start: what colibri_init clears; only attention's "
+     "caches, which are written before they are read, may lie behind it"),
     ("u32", "reserved", 19, "zero"),
     ("u32", "header_crc", 1, "CRC-32 of the header's first 252 bytes"),
 )  # fmt: skip
@@ -219,7 +219,8 @@ OP = _record(
     ("u32", "dims", 4, "sizes inside a row; linear: inputs, outputs; softmax, norms: size; reduce: outer, n, inner; "
      "loop: steps, how many of the next operations are in it, 1 where the last step comes first; embed: width; rope: "
      "size, turned; cache, attention: size of a key, of a value, key heads, positions; delay: "
-     "width, steps, positions; moe: floats of a token, of a result, of the experts' scratch memory behind the workspace"),
+     "width, steps, positions; moe: floats of a token, of a result, of the experts' scratch memory behind the "
+     "workspace"),
     ("u32", "sa", 4, "strides of a, in floats; for cache, attention the window (0: none) and a `sight` value"),
     ("u32", "sb", 4, "strides of b, in floats"),
     ("u32", "so", 4, "strides of out, in floats, row-major"),

@@ -286,12 +286,12 @@ def test_bytes_read_along_the_costliest_route_are_checked() -> None:
 
 # --- C2: a file that changes while it is loaded -----------------------------------------------------------------------
 
-DAMAGE: dict[str, Callable[[Path], None]] = {
+DAMAGE: dict[str, Callable[[Path], object]] = {
     "truncated": lambda path: os.truncate(path, 100),
     "emptied": lambda path: os.truncate(path, 0),
     "overwritten": lambda path: path.write_bytes(b"\xa5" * path.stat().st_size),
     "copied over": lambda path: path.write_bytes(example("deep", 64, 3).image),
-    "renamed over": lambda path: shutil.copy(path, f"{path}.new") and os.replace(f"{path}.new", path),
+    "renamed over": lambda path: Path(shutil.copy(path, f"{path}.new")).replace(path),
 }
 
 
