@@ -132,7 +132,7 @@ typedef struct {
     float scale;
     uint32_t first_expert, d_in, d_out, tile, groups, kept_groups, group_rule, capacity, apply;
     float epsilon;
-    uint32_t reserved;
+    uint32_t quantized;
 } CLB_ALIAS clb_layer;
 _Static_assert(sizeof(clb_layer) == 64, "no padding");
 

@@ -172,9 +172,15 @@ uint64_t clb_costliest(const clb_expert *experts, uint32_t count, uint32_t k, en
 uint64_t clb_plus(uint64_t a, uint64_t b);
 uint64_t clb_times(uint64_t a, uint64_t b);
 
-/* cost.c: memory for an operation's own use: of a MoE layer up to where its experts' scratch begins, of a cache */
+/* cost.c: highest float reached plus one, over strided axes */
+uint64_t clb_reach(const uint32_t *dims, const uint32_t *strides, uint32_t axes);
+
+/* cost.c: memory for an operation's own use, of a MoE layer up to where its experts' scratch begins; sequence.c: of a cache */
 uint64_t clb_workspace_floats(const clb_op *op, const clb_layer *layer, uint64_t samples);
-uint64_t clb_cache_floats(const clb_op *op);
+CLB_INTERNAL uint64_t clb_cache_floats(const clb_op *op);
+
+/* sequence.c: whether every attention's cache is filled by an operation before it, and nothing else is kept there */
+CLB_INTERNAL int clb_caches_are_filled(const clb_model *model);
 
 /* order.c: whether a valid program reads only what it has written */
 int clb_in_order(const clb_model *model);

@@ -21,6 +21,7 @@ typedef struct {
 typedef struct {
     const clb_model *model;
     const clb_op *ops;
+    const clb_layer *layer; /* of an expert */
     uint64_t samples;
     uint32_t first, count, looks;
     uint32_t loop; /* the last loop begun before the operation that is looked at; CLB_NONE: none */
@@ -41,16 +42,6 @@ typedef struct {
     uint32_t count;
     stretch piece[PIECES];
 } missing;
-
-/* Highest float reached plus one, over strided axes. */
-static uint64_t reach(const uint32_t *dims, const uint32_t *strides, uint32_t axes)
-{
-    uint64_t last = 0;
-    for (uint32_t axis = 0; axis < axes; ++axis) {
-        last += (uint64_t)(dims[axis] - 1) * strides[axis];
-    }
-    return last + 1;
-}
 
 /* Of a computed matrix the floats up to the last that counts: the rest of its last block is never used. */
 static uint64_t matrix_floats(const clb_op *op)
@@ -77,13 +68,13 @@ static void uses_of(const clb_model *m, const clb_op *op, use uses[OPERANDS])
     case CLB_OP_QUANTIZE: out = clb_record_floats(d[0]); break;
     case CLB_OP_MAP1:
     case CLB_OP_MAP2:
-        a = reach(d, op->sa, 4);
-        b = reach(d, op->sb, 4);
-        out = reach(d, op->so, 4);
+        a = clb_reach(d, op->sa, 4);
+        b = clb_reach(d, op->sb, 4);
+        out = clb_reach(d, op->so, 4);
         break;
     case CLB_OP_REDUCE:
-        a = reach(d, op->sa, 3);
-        out = reach(reduced, op->so, 3);
+        a = clb_reach(d, op->sa, 3);
+        out = clb_reach(reduced, op->so, 3);
         break;
     case CLB_OP_MOE:
         a = layer->d_in;
@@ -261,39 +252,20 @@ static int written_before(flow *f, uint32_t n, missing *m)
     return m->count == 0;
 }
 
-/* The inputs that an expert's operations take as quantised rows of its token; 0: none, CLB_NONE: of different lengths. */
-static uint32_t token_cols(const clb_model *m, const clb_layer *layer)
-{
-    uint32_t cols = 0;
-    const clb_expert *last = NULL;
-    for (uint32_t n = 0; n < layer->experts; ++n) {
-        const clb_expert *e = &m->experts[layer->first_expert + n];
-        const int seen = last != NULL && last->first_op == e->first_op && last->ops == e->ops;
-        for (uint32_t i = 0; !seen && i < e->ops; ++i) {
-            const clb_op *op = &m->ops[e->first_op + i];
-            if (op->code == CLB_OP_LINEAR_Q && op->a.space == CLB_SPACE_TOKEN_IN) {
-                const int one = op->rows == 1 && op->a.offset == 0 && op->a.step_stride == 0;
-                RETURN_IF(!one || (cols != 0 && cols != op->dims[0]), CLB_NONE);
-                cols = op->dims[0];
-            }
-        }
-        last = e;
-    }
-    return cols;
-}
-
-/* The length of the quantised rows that an operation reads as its a; 0: it reads floats. */
+/* The inputs of the quantised rows that an operation reads as its a; 0: it reads floats. */
 static uint32_t cols_of(const flow *f, const clb_op *op)
 {
-    RETURN_IF(op->code == CLB_OP_LINEAR_Q && op->a.space != CLB_SPACE_TOKEN_IN, op->dims[0]);
-    return op->code == CLB_OP_MOE ? token_cols(f->model, &f->model->layers[op->w0]) : 0;
+    const uint32_t own = op->code == CLB_OP_LINEAR_Q ? op->dims[0] : 0;
+    return op->code == CLB_OP_MOE ? f->model->layers[op->w0].quantized : own;
 }
 
 static int reads_what_is_written(flow *f, uint32_t n, const use *u, uint32_t cols)
 {
     const clb_op *op = &f->ops[n];
     const uint32_t space = u->at->space;
-    RETURN_IF(cols == CLB_NONE || (cols != 0 && clb_record_floats(cols) != u->floats), 0);
+    if (cols != 0 && space == CLB_SPACE_TOKEN_IN) { /* of the layer, which has proven what its tokens are */
+        return cols == f->layer->quantized && op->rows == 1 && u->at->offset == 0 && u->at->step_stride == 0;
+    }
     RETURN_IF(space != CLB_SPACE_ARENA && space != CLB_SPACE_OUTPUT && space != CLB_SPACE_TOKEN_OUT, cols == 0);
     const uint32_t steps = f->loop != CLB_NONE && n - f->loop <= f->ops[f->loop].dims[1] ? f->ops[f->loop].dims[0] : 1;
     missing m = {.at = u->at, .record = cols == 0 ? NULL : op, .cols = cols, .once = stretch_of(op, u, 1), .count = 1};
@@ -376,28 +348,6 @@ static int overwrites_nothing(const flow *f, uint32_t n, const use uses[OPERANDS
     return 1;
 }
 
-/* An attention's cache is filled by an operation before it, and nobody else writes there. */
-static int cache_is_filled(flow *f, uint32_t n)
-{
-    const clb_op *op = &f->ops[n];
-    const stretch pages = work_of(f, op);
-    const int kept = op->sa[1] != CLB_SIGHT_ALL;
-    int filled = 0;
-    RETURN_IF(kept && op->work.offset < f->model->header->cleared_bytes, 0);
-    for (uint32_t other = 0; other < f->model->header->main_ops; ++other) {
-        const clb_op *writer = &f->ops[other];
-        RETURN_IF(++f->looks > LOOKS, 0);
-        if (writer->code != CLB_OP_CACHE || !meet(pages, work_of(f, writer))) {
-            continue;
-        }
-        const int same = writer->work.offset == op->work.offset && writer->func == op->func &&
-                         memcmp(writer->dims, op->dims, sizeof op->dims) == 0;
-        RETURN_IF(!same, 0);
-        filled |= other < n;
-    }
-    return filled;
-}
-
 static int in_order(flow *f, uint32_t n)
 {
     const clb_op *op = &f->ops[n];
@@ -405,8 +355,7 @@ static int in_order(flow *f, uint32_t n)
     use uses[OPERANDS];
     uses_of(f->model, op, uses);
     return reads_what_is_written(f, n, &uses[A], cols_of(f, op)) && reads_what_is_written(f, n, &uses[B], 0) &&
-           overwrites_nothing(f, n, uses, inside ? f->ops[f->loop].dims[0] : 1) &&
-           (op->code != CLB_OP_ATTENTION || cache_is_filled(f, n));
+           overwrites_nothing(f, n, uses, inside ? f->ops[f->loop].dims[0] : 1);
 }
 
 /* A run of operations, after which `floats` floats of every sample of `space` are written. */
@@ -429,7 +378,7 @@ int clb_in_order(const clb_model *m)
 {
     const clb_header *h = m->header;
     flow f = {.model = m, .ops = m->ops, .samples = h->max_batch, .count = h->encoder_ops};
-    RETURN_IF(!run_in_order(&f, CLB_SPACE_OUTPUT, 0), 0);
+    RETURN_IF(!run_in_order(&f, CLB_SPACE_OUTPUT, 0) || !clb_caches_are_filled(m), 0);
     f.first = h->encoder_ops;
     f.count = h->main_ops;
     RETURN_IF(!run_in_order(&f, CLB_SPACE_OUTPUT, h->output_floats), 0);
@@ -440,12 +389,12 @@ int clb_in_order(const clb_model *m)
         if (seen || e->ops == 0) {
             continue;
         }
-        const clb_layer *layer = &m->layers[e->layer];
+        f.layer = &m->layers[e->layer];
         f.ops = m->ops + e->first_op;
         f.first = 0;
         f.count = e->ops;
-        f.samples = layer->tile;
-        RETURN_IF(!run_in_order(&f, CLB_SPACE_TOKEN_OUT, layer->d_out), 0);
+        f.samples = f.layer->tile;
+        RETURN_IF(!run_in_order(&f, CLB_SPACE_TOKEN_OUT, f.layer->d_out), 0);
         last = e;
     }
     return 1;

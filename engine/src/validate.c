@@ -11,22 +11,6 @@ static int within(const uint32_t *values, size_t n, uint32_t least, uint32_t mos
     return 1;
 }
 
-/* Bytes that the header's counts account for: nothing else lies in the metadata but what aligns it. */
-static uint64_t needed(const clb_header *h)
-{
-    const uint64_t sizes[] = {
-        ((uint64_t)h->inputs + h->outputs) * sizeof(clb_port), (uint64_t)h->ops * sizeof(clb_op),
-        (uint64_t)h->tensors * sizeof(clb_tensor),             (uint64_t)h->layers * sizeof(clb_layer),
-        (uint64_t)h->experts * sizeof(clb_expert),             (uint64_t)h->golden_rows * h->golden_bytes,
-        h->info_bytes,
-    };
-    uint64_t bytes = sizeof *h;
-    for (size_t n = 0; n < sizeof sizes / sizeof *sizes; ++n) {
-        bytes = clb_plus(bytes, clb_plus(sizes[n], 7) / 8 * 8);
-    }
-    return clb_plus(bytes, CLB_ALIGN_MODEL - 1) / CLB_ALIGN_MODEL * CLB_ALIGN_MODEL;
-}
-
 int clb_read_header(const uint8_t *model, const clb_header **header)
 {
     RETURN_IF(model == NULL, COLIBRI_ERR_NULL);
@@ -42,7 +26,6 @@ int clb_read_header(const uint8_t *model, const clb_header **header)
     RETURN_IF(h->total_bytes > most || h->context_bytes > most || h->max_batch > CLB_MAX_BATCH ||
               (uint64_t)h->max_batch * h->input_floats > most / sizeof(float) ||
               (uint64_t)h->max_batch * h->output_floats > most / sizeof(float), COLIBRI_ERR_TOO_LARGE);
-    RETURN_IF(h->meta_bytes > needed(h), COLIBRI_ERR_HEADER);
     RETURN_IF(h->cleared_bytes < CLB_HEAD_BYTES || h->cleared_bytes > h->context_bytes, COLIBRI_ERR_HEADER);
     RETURN_IF(h->max_batch < 1 || h->input_floats < 1 || h->output_floats < 1 ||
               h->inputs < 1 || h->outputs < 1 || h->experts > CLB_LIMIT || h->main_ops > h->ops ||
@@ -65,40 +48,32 @@ void clb_parse(const uint8_t *model, clb_model *m)
     m->experts = (const clb_expert *)(const void *)(model + h->experts_offset);
 }
 
-/* `count` records of `size` bytes lie inside the metadata, aligned for their 64-bit fields. */
-static int section(const clb_header *h, uint32_t offset, uint64_t count, uint64_t size)
+/* `count` records of `size` bytes lie inside the metadata, aligned for their 64-bit fields; `*whole` counts these bytes. */
+static int section(const clb_header *h, uint32_t offset, uint64_t count, uint64_t size, uint64_t *whole)
 {
+    *whole = clb_plus(*whole, clb_times(count, size) + 7);
     return offset >= sizeof *h && offset % 8 == 0 && offset <= h->meta_bytes && count * size <= h->meta_bytes - offset;
 }
 
-/* The length of the character at `text`: of UTF-8, shortest form, no surrogate; 0 where it is none, or a control character. */
-static uint32_t character(const uint8_t *text)
-{
-    static const uint32_t least[] = {0, 0x20, 0xA0, 0x800, 0x10000};
-    const uint8_t first = text[0];
-    const uint32_t length = first < 0x80 ? 1 : first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC0 ? 2 : 0;
-    uint32_t code = length == 1 ? first : first & (0x7Fu >> length);
-    for (uint32_t n = 1; n < length; ++n) {
-        RETURN_IF((text[n] & 0xC0) != 0x80, 0); /* as a zero is, so that nothing behind it is looked at */
-        code = code << 6 | (text[n] & 0x3Fu);
-    }
-    const int none = code < least[length] || code == 0x7F || (code >> 11) == 0xD800 >> 11 || code > 0x10FFFF;
-    return none ? 0 : length;
-}
-
+/* UTF-8 without control characters, zero-padded. A lead byte must have its trail; overlong forms have no way past it. */
 static int name_fits(const uint8_t *name, uint32_t bytes)
 {
     uint32_t at = 0;
-    RETURN_IF(name[bytes - 1] != 0, 0);
+    RETURN_IF(name[0] == 0 || name[bytes - 1] != 0, 0);
     while (name[at] != 0) {
-        const uint32_t length = character(name + at);
-        RETURN_IF(length == 0, 0);
-        at += length;
+        const uint8_t first = name[at++], next = name[at];
+        const uint32_t trail = first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : first >= 0x80 ? 1 : 0;
+        const int low = (first == 0xC2 || first == 0xE0 || first == 0xF0) && next < (first == 0xF0 ? 0x90 : 0xA0);
+        const int high = (first == 0xED && next >= 0xA0) || (first == 0xF4 && next >= 0x90);
+        RETURN_IF(first < 0x20 || (first >= 0x7F && first < 0xC2) || first > 0xF4 || low || high, 0);
+        for (const uint32_t end = at + trail; at < end; ++at) {
+            RETURN_IF((name[at] & 0xC0) != 0x80, 0); /* as a zero is, so that nothing behind it is looked at */
+        }
     }
-    for (uint32_t n = at; n < bytes; ++n) {
-        RETURN_IF(name[n] != 0, 0);
+    while (at < bytes && name[at] == 0) {
+        ++at;
     }
-    return at != 0;
+    return at == bytes;
 }
 
 static int ports(const clb_port *port, uint32_t count, uint64_t floats)
@@ -206,16 +181,6 @@ static int tensor_of(const scope *s, uint32_t number, const clb_tensor **tensor)
 
 static int is_vector(const clb_tensor *t, uint32_t n) { return !t || (t->layout == CLB_LAYOUT_FLAT && t->cols == n); }
 
-/* Highest float reached plus one, over four strided axes. */
-static uint64_t reach(const uint32_t *dims, const uint32_t *strides)
-{
-    uint64_t last = 0;
-    for (int axis = 0; axis < 4; ++axis) {
-        last += (uint64_t)(dims[axis] - 1) * strides[axis];
-    }
-    return last + 1;
-}
-
 /* Axes are row-major and apart, so that every element is written once and the work is bounded by the memory. */
 static int apart(const uint32_t *dims, const uint32_t *strides)
 {
@@ -232,10 +197,10 @@ static int reduce_fits(const scope *s, const clb_op *op)
     /* outer, n, inner; the elements read are no more than the memory they come from */
     const uint32_t in[4] = {op->dims[0], op->dims[1], op->dims[2], 1}, out[4] = {op->dims[0], 1, op->dims[2], 1};
     RETURN_IF(!within(in, 4, 1, CLB_LIMIT) || !within(op->sa, 4, 0, CLB_LIMIT) || !within(op->so, 4, 0, CLB_LIMIT), 0);
-    const uint64_t extent = reach(in, op->sa), outer = (uint64_t)in[0] * in[2];
+    const uint64_t extent = clb_reach(in, op->sa, 4), outer = (uint64_t)in[0] * in[2];
     return op->func < CLB_REDUCE_COUNT && outer <= extent && in[1] <= extent / outer && apart(out, op->so) &&
            operand_fits(s, op, &op->a, extent, NULL, READ_ONCE) &&
-           operand_fits(s, op, &op->out, reach(out, op->so), NULL, WRITE);
+           operand_fits(s, op, &op->out, clb_reach(out, op->so, 4), NULL, WRITE);
 }
 
 static int map_fits(const scope *s, const clb_op *op, const clb_tensor *w0, const clb_tensor *w1)
@@ -244,9 +209,9 @@ static int map_fits(const scope *s, const clb_op *op, const clb_tensor *w0, cons
               !within(op->sb, 4, 0, CLB_LIMIT) || !within(op->so, 4, 0, CLB_LIMIT) || !apart(op->dims, op->so), 0);
     const int two = op->code == CLB_OP_MAP2;
     return op->func < (two ? (uint32_t)CLB_BINARY_COUNT : (uint32_t)CLB_UNARY_COUNT) &&
-           operand_fits(s, op, &op->a, reach(op->dims, op->sa), w0, READ) &&
-           (two ? operand_fits(s, op, &op->b, reach(op->dims, op->sb), w1, READ) : op->b.space == CLB_SPACE_NONE) &&
-           operand_fits(s, op, &op->out, reach(op->dims, op->so), NULL, WRITE);
+           operand_fits(s, op, &op->a, clb_reach(op->dims, op->sa, 4), w0, READ) &&
+           (two ? operand_fits(s, op, &op->b, clb_reach(op->dims, op->sb, 4), w1, READ) : op->b.space == CLB_SPACE_NONE) &&
+           operand_fits(s, op, &op->out, clb_reach(op->dims, op->so, 4), NULL, WRITE);
 }
 
 static int linear_fits(const scope *s, const clb_op *op, const clb_tensor *w0, const clb_tensor *w1, const clb_tensor *w2)
@@ -454,7 +419,8 @@ static int layer_fits(const clb_header *h, const clb_layer *l, uint32_t first_ex
            l->k <= l->experts && l->score < CLB_SCORE_COUNT && l->normalize < CLB_NORMALIZE_COUNT &&
            (logit ? softmax || l->normalize == CLB_NORMALIZE_ONE : !softmax) && l->scale - l->scale == 0.0f &&
            l->d_in >= 1 && l->d_in <= CLB_LIMIT && l->d_out >= 1 && l->d_out <= CLB_LIMIT && l->tile >= 1 &&
-           l->tile <= CLB_EXPERT_TILE && l->experts <= CLB_MAX_EXPERTS && l->reserved == 0;
+           l->tile <= CLB_EXPERT_TILE && l->experts <= CLB_MAX_EXPERTS && l->quantized <= CLB_LIMIT / 2 &&
+           (l->quantized == 0 || clb_record_floats(l->quantized) == l->d_in);
 }
 
 static int expert_fits(const clb_header *h, const clb_expert *e, uint32_t layer)
@@ -513,13 +479,15 @@ int clb_validate(const uint8_t *model, uint64_t size, clb_model *m)
     const int error = clb_read_header(model, &h);
     RETURN_IF(error != COLIBRI_OK, error);
     RETURN_IF(size < h->total_bytes, COLIBRI_ERR_TRUNCATED);
-    RETURN_IF(!section(h, h->ports_offset, (uint64_t)h->inputs + h->outputs, sizeof(clb_port)) ||
-              !section(h, h->ops_offset, h->ops, sizeof(clb_op)) ||
-              !section(h, h->tensors_offset, h->tensors, sizeof(clb_tensor)) ||
-              !section(h, h->layers_offset, h->layers, sizeof(clb_layer)) ||
-              !section(h, h->experts_offset, h->experts, sizeof(clb_expert)) ||
-              !section(h, h->golden_offset, h->golden_rows, h->golden_bytes) ||
-              !section(h, h->info_offset, h->info_bytes, 1), COLIBRI_ERR_HEADER);
+    uint64_t whole = sizeof *h; /* nothing else lies in the metadata but what aligns it */
+    RETURN_IF(!section(h, h->ports_offset, (uint64_t)h->inputs + h->outputs, sizeof(clb_port), &whole) ||
+              !section(h, h->ops_offset, h->ops, sizeof(clb_op), &whole) ||
+              !section(h, h->tensors_offset, h->tensors, sizeof(clb_tensor), &whole) ||
+              !section(h, h->layers_offset, h->layers, sizeof(clb_layer), &whole) ||
+              !section(h, h->experts_offset, h->experts, sizeof(clb_expert), &whole) ||
+              !section(h, h->golden_offset, h->golden_rows, h->golden_bytes, &whole) ||
+              !section(h, h->info_offset, h->info_bytes, 1, &whole) ||
+              h->meta_bytes > whole + CLB_ALIGN_MODEL, COLIBRI_ERR_HEADER);
     RETURN_IF(clb_crc32(model + sizeof *h, h->meta_bytes - sizeof *h) != h->meta_crc, COLIBRI_ERR_CHECKSUM);
     clb_parse(model, m);
     RETURN_IF(!ports(m->ports, h->inputs, h->input_floats) ||

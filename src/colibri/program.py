@@ -165,6 +165,7 @@ class Layer:
     d_out: int
     first_expert: int
     tile: int
+    quantized: int  # inputs of a token that comes as a quantised row; 0: it comes as floats
 
 
 @dataclass

@@ -275,7 +275,7 @@ LAYER = _record(
     ("u32", "capacity", 1, "tokens of a sample, or of a whole source text, an expert takes; 0: no limit"),
     ("u32", "apply", 1, "an `apply` value: what the weight multiplies"),
     ("f32", "epsilon", 1, "added to the sum of the weights, or its least value, or the sparse mixer's"),
-    ("u32", "reserved", 1, "zero"),
+    ("u32", "quantized", 1, "inputs of a token that is handed over as a quantised row; 0: as floats"),
 )  # fmt: skip
 
 EXPERT = _record(

@@ -231,7 +231,8 @@ def _layer(program: Program, number: int) -> bytes:
              "first_expert": layer.first_expert, "d_in": layer.d_in, "d_out": layer.d_out, "tile": layer.tile,
              "groups": router.groups, "kept_groups": router.kept_groups,
              "group_rule": _value("group_rule", router.group_rule), "capacity": router.capacity,
-             "apply": _value("apply", router.apply), "epsilon": router.epsilon},
+             "apply": _value("apply", router.apply), "epsilon": router.epsilon,
+             "quantized": layer.quantized},
         ).tobytes()
     )  # fmt: skip
 
