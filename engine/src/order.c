@@ -8,7 +8,7 @@
 #include "internal.h"
 
 enum {
-    PIECES = 16,     /* of a stretch that may be unaccounted for at once */
+    PIECES = 4,      /* of a stretch that may be unaccounted for at once */
     LOOKS = 1 << 26, /* at operations, in a whole model: bounds the time of a proof, and no sound model comes near */
     A = 0, B, OUT, OPERANDS
 };
@@ -16,22 +16,6 @@ enum {
 typedef struct {
     uint64_t begin, end; /* floats, from the start of the space; of one sample unless it says all */
 } stretch;
-
-/* A run of operations: the main program's before or after the source text is read, or an expert's. */
-typedef struct {
-    const clb_model *model;
-    const clb_op *ops;
-    const clb_layer *layer; /* of an expert */
-    uint64_t samples;
-    uint32_t first, count, looks;
-    uint32_t loop; /* the last loop begun before the operation that is looked at; CLB_NONE: none */
-} flow;
-
-/* What an operation reads or writes. */
-typedef struct {
-    const clb_operand *at;
-    uint64_t floats; /* a row reaches */
-} use;
 
 /* What an operation reads and is not yet known to be written. */
 typedef struct {
@@ -42,6 +26,23 @@ typedef struct {
     uint32_t count;
     stretch piece[PIECES];
 } missing;
+
+/* A run of operations: the main program's before or after the source text is read, or an expert's. */
+typedef struct {
+    const clb_model *model;
+    const clb_op *ops;
+    const clb_layer *layer; /* of an expert */
+    uint64_t samples;
+    uint32_t first, count, looks;
+    uint32_t loop; /* the last loop begun before the operation that is looked at; CLB_NONE: none */
+    missing missing; /* of that operation; here once, for a small stack */
+} flow;
+
+/* What an operation reads or writes. */
+typedef struct {
+    const clb_operand *at;
+    uint64_t floats; /* a row reaches */
+} use;
 
 /* Of a computed matrix the floats up to the last that counts: the rest of its last block is never used. */
 static uint64_t matrix_floats(const clb_op *op)
@@ -268,9 +269,13 @@ static int reads_what_is_written(flow *f, uint32_t n, const use *u, uint32_t col
     }
     RETURN_IF(space != CLB_SPACE_ARENA && space != CLB_SPACE_OUTPUT && space != CLB_SPACE_TOKEN_OUT, cols == 0);
     const uint32_t steps = f->loop != CLB_NONE && n - f->loop <= f->ops[f->loop].dims[1] ? f->ops[f->loop].dims[0] : 1;
-    missing m = {.at = u->at, .record = cols == 0 ? NULL : op, .cols = cols, .once = stretch_of(op, u, 1), .count = 1};
-    m.piece[0] = stretch_of(op, u, steps);
-    return written_before(f, n, &m);
+    f->missing.at = u->at;
+    f->missing.record = cols == 0 ? NULL : op;
+    f->missing.cols = cols;
+    f->missing.once = stretch_of(op, u, 1);
+    f->missing.count = 1;
+    f->missing.piece[0] = stretch_of(op, u, steps);
+    return written_before(f, n, &f->missing);
 }
 
 /* What runs element by element, or reads a whole row first, may write where it reads, if both have the same places. */
@@ -324,8 +329,8 @@ static int side_by_side(const clb_op *op, const use *u, const use *out, const ui
     return 0;
 }
 
-/* An operation does not overwrite what it still reads, or its own workspace. */
-static int overwrites_nothing(const flow *f, uint32_t n, const use uses[OPERANDS], uint32_t steps)
+/* An operation does not overwrite what it still reads, or its own workspace. By itself: its stack is no one else's. */
+static __attribute__((noinline)) int overwrites_nothing(const flow *f, uint32_t n, const use uses[OPERANDS], uint32_t steps)
 {
     const clb_op *op = &f->ops[n];
     const use *out = &uses[OUT];
@@ -370,8 +375,11 @@ static int run_in_order(flow *f, uint32_t space, uint64_t floats)
             RETURN_IF(!in_order(f, n), 0);
         }
     }
-    missing m = {.at = &whole, .count = floats != 0, .piece[0] = {0, floats}};
-    return written_before(f, f->count, &m);
+    f->missing.at = &whole;
+    f->missing.record = NULL;
+    f->missing.count = floats != 0;
+    f->missing.piece[0] = (stretch){0, floats};
+    return written_before(f, f->count, &f->missing);
 }
 
 int clb_in_order(const clb_model *m)

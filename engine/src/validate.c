@@ -472,7 +472,8 @@ static int certificate_fits(const clb_model *m, uint64_t choices)
     return 1;
 }
 
-int clb_validate(const uint8_t *model, uint64_t size, clb_model *m)
+/* By itself, for its stack need not stay for the proof of the order. */
+static __attribute__((noinline)) int structure(const uint8_t *model, uint64_t size, clb_model *m)
 {
     RETURN_IF(model != NULL && size < sizeof(clb_header), COLIBRI_ERR_TRUNCATED);
     const clb_header *h;
@@ -508,6 +509,12 @@ int clb_validate(const uint8_t *model, uint64_t size, clb_model *m)
     uint64_t choices;
     RETURN_IF(first != h->experts, COLIBRI_ERR_EXPERT);
     RETURN_IF(!program_fits(m, &choices), COLIBRI_ERR_PROGRAM);
-    RETURN_IF(!clb_in_order(m), COLIBRI_ERR_ORDER);
     return certificate_fits(m, choices) ? COLIBRI_OK : COLIBRI_ERR_HEADER;
+}
+
+int clb_validate(const uint8_t *model, uint64_t size, clb_model *m)
+{
+    const int error = structure(model, size, m);
+    RETURN_IF(error != COLIBRI_OK, error);
+    return clb_in_order(m) ? COLIBRI_OK : COLIBRI_ERR_ORDER;
 }

@@ -1015,7 +1015,7 @@ for _stride in (11, 1 << 12, spec.LIMIT, spec.LIMIT + 1, (1 << 32) - 1):
     for _operand in ("a", "out"):
         loop_attack(
             f"{_operand} {_stride} apart in steps",
-            "OK" if _stride == 11 else "PROGRAM",
+            "ORDER" if _stride == 11 else "PROGRAM",
             inside(_operand, step_stride=_stride),
         )
 loop_attack("every step writes the same state", "ORDER", inside("out", step_stride=0))
