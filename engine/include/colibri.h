@@ -36,7 +36,7 @@ enum colibri_error {
     COLIBRI_ERR_TRUNCATED = 5,    /* the model is shorter than its header says: copy or download it again */
     COLIBRI_ERR_HEADER = 6,       /* the model's header is corrupt: its checksum or a field is wrong; export or copy it again */
     COLIBRI_ERR_CHECKSUM = 7,     /* a checksum of the model does not match its content: copy it again from a good source */
-    COLIBRI_ERR_PROGRAM = 8,      /* the model's program is not valid: an operation reaches outside its memory; export it again */
+    COLIBRI_ERR_PROGRAM = 8,      /* the model's program is not valid: an operation reaches outside its memory or costs more than stated; export it again */
     COLIBRI_ERR_TENSOR = 9,       /* a tensor's place, size or layout in the model is not valid: export it again */
     COLIBRI_ERR_ROUTING = 10,     /* a routing descriptor of the model is not valid: export it again */
     COLIBRI_ERR_EXPERT = 11,      /* an entry of the model's expert directory is not valid: export it again */
@@ -71,6 +71,8 @@ enum colibri_error {
     COLIBRI_ERR_PATTERN = 40,     /* a split pattern or a character class of the tokenizer.bin is not valid: write it again */
     COLIBRI_ERR_NORMAL_FORM = 41, /* the normal form (NFC) of the tokenizer.bin is not valid: write it again */
     COLIBRI_ERR_TOO_SLOW = 42,    /* the patterns or added tokens of the tokenizer.bin take too much work for this text: write it again */
+    COLIBRI_ERR_DAMAGED = 43,     /* the context's head was overwritten: look for a stray write, and start again with colibri_init */
+    COLIBRI_ERR_ORDER = 44,       /* an operation of the model reads what none has written, or another row's, or overwrites what it still reads: export it again */
     /* end of errors */
 };
 
@@ -105,13 +107,15 @@ typedef struct colibri_context {
     uint32_t context_tokens; /* most tokens of a text; 0: rows have nothing to do with each other */
     int32_t tail;            /* output rows wanted, the last ones of a batch; 0: all */
     uint32_t source; /* of an encoder-decoder model, tokens of the source text; 0: the next run reads it, and writes no output */
+    uint32_t seal;   /* the engine's own: goes with what above must stay as colibri_init left it */
     int32_t busy;    /* the engine's own: colibri_forward runs */
 } colibri_context_t;
 
 /* Prepare a context inside `mem`.
- *   mem        64-byte aligned, stays the caller's; must outlive the context and not move
+ *   mem        64-byte aligned, stays the caller's; must outlive the context and not move; all but attention's caches is
+ *              cleared, so that nothing that lay there can reach an output
  *   mem_size   bytes of it, at least colibri_model_size(model_bin)
- *   model_bin  64-byte aligned, read-only, must outlive the context; the whole file's structure is proven here, so that
+ *   model_bin  64-byte aligned, must outlive the context and not change: the whole file's structure is proven here, so that
  *              colibri_forward needs no checks. Reads within the size the header states: check a file's length with
  *              colibri_check first.
  * Returns the context, or NULL; colibri_diagnose (colibri_inspect.h) says why for the same arguments. */
@@ -122,8 +126,8 @@ COLIBRI_API colibri_context_t *colibri_init(void *mem, size_t mem_size, const ui
  *   output  float32, shape (batch_size, ctx->output_size); must not overlap `input`
  *   batch_size  1 … ctx->max_batch
  * Sets ctx->status. On misuse (COLIBRI_ERR_NULL, COLIBRI_ERR_BATCH, COLIBRI_ERR_BUSY) the output is left untouched, and
- * where this build or machine does not compute as IEEE 754 says (COLIBRI_ERR_ARITHMETIC); a null or freed ctx does
- * nothing. Sets the floating-point control word for itself where it is not the standard one, and gives it back. NaN and
+ * where this build or machine does not compute as IEEE 754 says (COLIBRI_ERR_ARITHMETIC), or what no caller may set in the
+ * context's head has changed (COLIBRI_ERR_DAMAGED); a null or freed ctx does nothing. Sets the floating-point control word for itself where it is not the standard one, and gives it back. NaN and
  * infinity in the input follow IEEE 754; a router counts a NaN logit as the lowest; a NaN in the output is always
  * 0x7FC00000. Makes no system call, bounded stack: usable in an interrupt handler. */
 COLIBRI_API void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size);

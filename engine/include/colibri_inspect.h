@@ -14,11 +14,19 @@ enum colibri_depth {
     COLIBRI_CHECK_WEIGHTS = 1    /* and every weight's checksum: reads the whole file */
 };
 
-/* COLIBRI_OK, or the enum colibri_error that makes `size` bytes at `model_bin` unusable. Reads nothing outside them. */
+/* COLIBRI_OK, or the enum colibri_error that makes `size` bytes at `model_bin` unusable. Reads nothing outside them. May be
+ * called again at any time: of a model in RAM, COLIBRI_CHECK_STRUCTURE finds every bit that has flipped in what steers the
+ * engine, in the time it takes to read that. */
 COLIBRI_API int colibri_check(const uint8_t *model_bin, size_t size, enum colibri_depth depth);
 
 /* The enum colibri_error for which colibri_init would return NULL with the same arguments, else COLIBRI_OK. */
 COLIBRI_API int colibri_diagnose(const void *mem, size_t mem_size, const uint8_t *model_bin);
+
+/* The most elementary steps (an element computed, a product added) that one row takes, along the costliest route; 0 where the
+ * pointer or the header is not valid. colibri_init refuses a model that needs more than its header says, so a caller that
+ * takes files from elsewhere may compare this with a limit of its own before: a step takes from a fraction of a nanosecond
+ * on a large processor to tens of cycles on a small one. */
+COLIBRI_API uint64_t colibri_worst_work(const uint8_t *model_bin);
 
 /* Run the model's parity certificate: every golden input, its experts and its output bits.
  *   output  scratch, ctx->output_size floats

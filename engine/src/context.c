@@ -19,14 +19,14 @@ colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model
     }
     const clb_header *header = model.header;
     colibri_context_t *ctx = mem;
-    memset(ctx, 0, CLB_HEAD_BYTES);
+    memset(mem, 0, (size_t)header->cleared_bytes);
     ctx->status = COLIBRI_OK;
     ctx->max_batch = (int32_t)header->max_batch;
     ctx->input_size = header->input_floats;
     ctx->output_size = header->output_floats;
     ctx->model = model_bin;
-    ctx->kernels = clb_kernels_at(0);
     ctx->context_tokens = header->context_tokens;
+    clb_use_kernels(ctx, clb_kernels_at(0));
     return ctx;
 }
 
@@ -46,6 +46,7 @@ int colibri_get_num_experts(const uint8_t *model_bin)
 /* The rows of a context that runs nothing else; an enum colibri_error. */
 static int run(colibri_context_t *ctx, const float *input, float *output, int batch_size)
 {
+    RETURN_IF(ctx->seal != clb_seal(ctx), COLIBRI_ERR_DAMAGED);
     const clb_header *header = (const clb_header *)(const void *)ctx->model;
     const uint32_t samples = (uint32_t)batch_size, tokens = CLB_USED_TEXT ? header->context_tokens : 0;
     const int reads = CLB_USED_TEXT && header->encoder_ops != 0 && ctx->source == 0; /* the source text */

@@ -1,5 +1,5 @@
 /* Names and sentences of enum colibri_error, by value. Generated from src/colibri/spec.py. */
-static const char *const error_table[43][2] = {
+static const char *const error_table[45][2] = {
     {"COLIBRI_OK", "no error"},
     {"COLIBRI_ERR_NULL", "a pointer is null: pass the memory block, the model, the input and the output"},
     {"COLIBRI_ERR_MISALIGNED", "the model or the memory block is not aligned to 64 bytes: use _Alignas(64) or aligned_alloc"},
@@ -8,7 +8,7 @@ static const char *const error_table[43][2] = {
     {"COLIBRI_ERR_TRUNCATED", "the model is shorter than its header says: copy or download it again"},
     {"COLIBRI_ERR_HEADER", "the model's header is corrupt: its checksum or a field is wrong; export or copy it again"},
     {"COLIBRI_ERR_CHECKSUM", "a checksum of the model does not match its content: copy it again from a good source"},
-    {"COLIBRI_ERR_PROGRAM", "the model's program is not valid: an operation reaches outside its memory; export it again"},
+    {"COLIBRI_ERR_PROGRAM", "the model's program is not valid: an operation reaches outside its memory or costs more than stated; export it again"},
     {"COLIBRI_ERR_TENSOR", "a tensor's place, size or layout in the model is not valid: export it again"},
     {"COLIBRI_ERR_ROUTING", "a routing descriptor of the model is not valid: export it again"},
     {"COLIBRI_ERR_EXPERT", "an entry of the model's expert directory is not valid: export it again"},
@@ -42,5 +42,7 @@ static const char *const error_table[43][2] = {
     {"COLIBRI_ERR_ADDED_TOKEN", "the added tokens of the tokenizer.bin are not tries of whole characters: write it again"},
     {"COLIBRI_ERR_PATTERN", "a split pattern or a character class of the tokenizer.bin is not valid: write it again"},
     {"COLIBRI_ERR_NORMAL_FORM", "the normal form (NFC) of the tokenizer.bin is not valid: write it again"},
-    {"COLIBRI_ERR_TOO_SLOW", "the patterns or added tokens of the tokenizer.bin take too much work for this text: write it again"}
+    {"COLIBRI_ERR_TOO_SLOW", "the patterns or added tokens of the tokenizer.bin take too much work for this text: write it again"},
+    {"COLIBRI_ERR_DAMAGED", "the context's head was overwritten: look for a stray write, and start again with colibri_init"},
+    {"COLIBRI_ERR_ORDER", "an operation of the model reads what none has written, or another row's, or overwrites what it still reads: export it again"}
 };

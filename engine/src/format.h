@@ -13,7 +13,7 @@
 
 #define CLB_MAGIC "COLIBRI"
 #define CLB_NONE 0xFFFFFFFFu
-#define CLB_FORMAT_VERSION 4u
+#define CLB_FORMAT_VERSION 5u
 #define CLB_ALIGN_MODEL 64u
 #define CLB_ALIGN_CONTEXT 64u
 #define CLB_ALIGN_BUFFER 32u
@@ -26,6 +26,7 @@
 #define CLB_WEIGHT_GROUP 32u
 #define CLB_LIMIT 1073741824u
 #define CLB_MAX_BATCH 65536u
+#define CLB_MAX_META 268435456u
 #define CLB_MAX_EXPERTS 65535u
 #define CLB_CELL_ROWS 64u
 #define CLB_CELL_COLS 1024u
@@ -87,7 +88,9 @@ typedef struct {
     uint64_t total_bytes, meta_bytes, shared_bytes, context_bytes, worst_macs, worst_bytes;
     uint32_t input_floats, output_floats, ports_offset, inputs, outputs, ops_offset, ops, main_ops, tensors_offset,
         tensors, layers_offset, layers, experts_offset, experts, golden_offset, golden_rows, golden_bytes, info_offset,
-        info_bytes, meta_crc, shared_crc, context_tokens, tail_op, encoder_ops, reserved[23], header_crc;
+        info_bytes, meta_crc, shared_crc, context_tokens, tail_op, encoder_ops;
+    uint64_t worst_work, cleared_bytes;
+    uint32_t reserved[19], header_crc;
 } CLB_ALIAS clb_header;
 _Static_assert(sizeof(clb_header) == 256, "no padding");
 
@@ -129,7 +132,7 @@ typedef struct {
     float scale;
     uint32_t first_expert, d_in, d_out, tile, groups, kept_groups, group_rule, capacity, apply;
     float epsilon;
-    uint32_t reserved;
+    uint32_t quantized;
 } CLB_ALIAS clb_layer;
 _Static_assert(sizeof(clb_layer) == 64, "no padding");
 

@@ -26,6 +26,12 @@ int colibri_diagnose(const void *mem, size_t mem_size, const uint8_t *model_bin)
     return error != COLIBRI_OK ? error : clb_check_memory(mem, mem_size, m.header->context_bytes);
 }
 
+uint64_t colibri_worst_work(const uint8_t *model_bin)
+{
+    const clb_header *header;
+    return clb_read_header(model_bin, &header) == COLIBRI_OK ? header->worst_work : 0;
+}
+
 static int known(int error) { return error >= 0 && error < (int)(sizeof error_table / sizeof error_table[0]); }
 
 const char *colibri_error_name(int error) { return known(error) ? error_table[error][0] : "COLIBRI_ERR_UNKNOWN"; }

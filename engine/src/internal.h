@@ -163,11 +163,57 @@ CLB_INTERNAL int clb_read_header(const uint8_t *model, const clb_header **header
 CLB_INTERNAL int clb_validate(const uint8_t *model, uint64_t size, clb_model *parsed);
 void clb_parse(const uint8_t *model, clb_model *parsed);
 
+/* cost.c: multiply-accumulates and elementary steps of an operation on one sample, at the end of a text of `tokens` tokens;
+ * what the k costliest experts take; sums and products that stop at UINT64_MAX */
+enum clb_cost { CLB_MACS, CLB_BYTES };
+uint64_t clb_macs_of(const clb_op *op, uint32_t tokens);
+uint64_t clb_work_of(const clb_op *op, const clb_tensor *tensors, uint32_t tokens);
+uint64_t clb_costliest(const clb_expert *experts, uint32_t count, uint32_t k, enum clb_cost what);
+uint64_t clb_plus(uint64_t a, uint64_t b);
+uint64_t clb_times(uint64_t a, uint64_t b);
+
+/* cost.c: highest float reached plus one, over strided axes */
+uint64_t clb_reach(const uint32_t *dims, const uint32_t *strides, uint32_t axes);
+
+/* cost.c: memory for an operation's own use, of a MoE layer up to where its experts' scratch begins; sequence.c: of a cache */
+uint64_t clb_workspace_floats(const clb_op *op, const clb_layer *layer, uint64_t samples);
+CLB_INTERNAL uint64_t clb_cache_floats(const clb_op *op);
+
+/* sequence.c: whether every attention's cache is filled by an operation before it, and nothing else is kept there */
+CLB_INTERNAL int clb_caches_are_filled(const clb_model *model);
+
+/* order.c: whether a valid program reads only what it has written */
+int clb_in_order(const clb_model *model);
+
 /* selftest.c */
 CLB_INTERNAL uint32_t clb_crc32(const void *data, uint64_t bytes);
 
 /* context.c: why a context cannot live there */
 CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t context_bytes);
+
+/* A number that goes with the fields of the head that steer the engine and that no caller sets. Every step is a bijection of
+ * the sum so far, so a change within one word is always noticed. */
+static inline uint32_t clb_seal(const colibri_context_t *ctx)
+{
+    const uint64_t model = (uintptr_t)ctx->model;
+    const uint64_t kernels = (uintptr_t)ctx->kernels;
+    const uint32_t words[] = {
+        (uint32_t)model,          (uint32_t)(model >> 32), (uint32_t)kernels,   (uint32_t)(kernels >> 32),
+        (uint32_t)ctx->max_batch, ctx->input_size,         ctx->output_size, ctx->context_tokens,
+    };
+    uint32_t sum = 1;
+    for (size_t n = 0; n < sizeof words / sizeof *words; ++n) {
+        sum = (sum ^ words[n]) * 0x9E3779B1u;
+    }
+    return sum;
+}
+
+/* Run with these kernels from now on. */
+static inline void clb_use_kernels(colibri_context_t *ctx, const clb_kernels *kernels)
+{
+    ctx->kernels = kernels;
+    ctx->seal = clb_seal(ctx);
+}
 
 /* forward.c, or generated code: the model's program */
 CLB_WALK void clb_run_program(uint32_t samples, clb_frame *frame);

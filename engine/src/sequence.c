@@ -23,6 +23,41 @@ CLB_INTERNAL uint64_t clb_page_bytes(uint32_t format, uint32_t key, uint32_t val
            (format == CLB_CACHE_INT8 ? CLB_PAGE * sizeof(float) : 0);
 }
 
+CLB_INTERNAL uint64_t clb_cache_floats(const clb_op *op)
+{
+    const uint64_t page = clb_page_bytes(op->func, op->dims[0], op->dims[1]);
+    return (uint64_t)op->dims[3] / CLB_PAGE * op->dims[2] * page / sizeof(float);
+}
+
+/* The cache operation `writer` fills just what the attention `reader` looks at: 1; something else there: -1; nothing: 0. */
+static int fills(const clb_op *writer, const clb_op *reader)
+{
+    const uint64_t a = writer->work.offset, b = reader->work.offset;
+    RETURN_IF(writer->code != CLB_OP_CACHE, 0);
+    const int meet = a < b + clb_cache_floats(reader) * sizeof(float) && b < a + clb_cache_floats(writer) * sizeof(float);
+    RETURN_IF(!meet, 0);
+    return a == b && writer->func == reader->func && memcmp(writer->dims, reader->dims, sizeof reader->dims) == 0 ? 1 : -1;
+}
+
+CLB_INTERNAL int clb_caches_are_filled(const clb_model *model)
+{
+    enum { LOOKS = 1 << 26 }; /* far more than a sound program needs */
+    const clb_header *h = model->header;
+    uint64_t looks = 0;
+    for (uint32_t n = 0; n < h->main_ops; ++n) {
+        const clb_op *op = &model->ops[n];
+        int filled = op->code != CLB_OP_ATTENTION;
+        RETURN_IF(!filled && op->sa[1] != CLB_SIGHT_ALL && op->work.offset < h->cleared_bytes, 0);
+        for (uint32_t other = 0; op->code == CLB_OP_ATTENTION && other < h->main_ops; ++other) {
+            const int found = fills(&model->ops[other], op);
+            RETURN_IF(found < 0 || ++looks > LOOKS, 0);
+            filled |= found && other < n;
+        }
+        RETURN_IF(!filled, 0);
+    }
+    return 1;
+}
+
 CLB_STATIC_WALK cache cache_of(const clb_op *op, const clb_frame *frame)
 {
     const uint32_t layout = CACHE_LAYOUT + op->func;

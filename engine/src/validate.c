@@ -26,10 +26,11 @@ int clb_read_header(const uint8_t *model, const clb_header **header)
     RETURN_IF(h->total_bytes > most || h->context_bytes > most || h->max_batch > CLB_MAX_BATCH ||
               (uint64_t)h->max_batch * h->input_floats > most / sizeof(float) ||
               (uint64_t)h->max_batch * h->output_floats > most / sizeof(float), COLIBRI_ERR_TOO_LARGE);
-    RETURN_IF(h->max_batch < 1 || h->context_bytes < CLB_HEAD_BYTES || h->input_floats < 1 || h->output_floats < 1 ||
+    RETURN_IF(h->cleared_bytes < CLB_HEAD_BYTES || h->cleared_bytes > h->context_bytes, COLIBRI_ERR_HEADER);
+    RETURN_IF(h->max_batch < 1 || h->input_floats < 1 || h->output_floats < 1 ||
               h->inputs < 1 || h->outputs < 1 || h->experts > CLB_LIMIT || h->main_ops > h->ops ||
               h->context_tokens > CLB_LIMIT || !within(h->reserved, sizeof h->reserved / sizeof h->reserved[0], 0, 0) ||
-              h->meta_bytes < sizeof *h || h->meta_bytes > h->total_bytes ||
+              h->meta_bytes < sizeof *h || h->meta_bytes > CLB_MAX_META || h->meta_bytes > h->total_bytes ||
               h->shared_bytes > h->total_bytes - h->meta_bytes, COLIBRI_ERR_HEADER);
     *header = h;
     return COLIBRI_OK;
@@ -47,16 +48,39 @@ void clb_parse(const uint8_t *model, clb_model *m)
     m->experts = (const clb_expert *)(const void *)(model + h->experts_offset);
 }
 
-/* `count` records of `size` bytes lie inside the metadata, aligned for their 64-bit fields. */
-static int section(const clb_header *h, uint32_t offset, uint64_t count, uint64_t size)
+/* `count` records of `size` bytes lie inside the metadata, aligned for their 64-bit fields; `*whole` counts these bytes. */
+static int section(const clb_header *h, uint32_t offset, uint64_t count, uint64_t size, uint64_t *whole)
 {
+    *whole = clb_plus(*whole, clb_times(count, size) + 7);
     return offset >= sizeof *h && offset % 8 == 0 && offset <= h->meta_bytes && count * size <= h->meta_bytes - offset;
+}
+
+/* UTF-8 without control characters, zero-padded. A lead byte must have its trail; overlong forms have no way past it. */
+static int name_fits(const uint8_t *name, uint32_t bytes)
+{
+    uint32_t at = 0;
+    RETURN_IF(name[0] == 0 || name[bytes - 1] != 0, 0);
+    while (name[at] != 0) {
+        const uint8_t first = name[at++], next = name[at];
+        const uint32_t trail = first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : first >= 0x80 ? 1 : 0;
+        const int low = (first == 0xC2 || first == 0xE0 || first == 0xF0) && next < (first == 0xF0 ? 0x90 : 0xA0);
+        const int high = (first == 0xED && next >= 0xA0) || (first == 0xF4 && next >= 0x90);
+        RETURN_IF(first < 0x20 || (first >= 0x7F && first < 0xC2) || first > 0xF4 || low || high, 0);
+        for (const uint32_t end = at + trail; at < end; ++at) {
+            RETURN_IF((name[at] & 0xC0) != 0x80, 0); /* as a zero is, so that nothing behind it is looked at */
+        }
+    }
+    while (at < bytes && name[at] == 0) {
+        ++at;
+    }
+    return at == bytes;
 }
 
 static int ports(const clb_port *port, uint32_t count, uint64_t floats)
 {
     for (uint32_t n = 0; n < count; ++n) {
         uint64_t product = 1;
+        RETURN_IF(!name_fits(port[n].name, sizeof port[n].name), 0);
         RETURN_IF(port[n].rank > 6 || !within(port[n].dims, port[n].rank, 1, CLB_LIMIT), 0);
         for (uint32_t axis = 0; axis < port[n].rank && product <= CLB_LIMIT; ++axis) {
             product *= port[n].dims[axis];
@@ -86,12 +110,13 @@ static int tensor_fits(const clb_tensor *t, uint64_t first, uint64_t bytes)
            t->bytes <= bytes - (t->offset - first);
 }
 
-/* What an operation may touch: the whole model, or, where `expert` is set, one expert on a tile of tokens. Nothing may
- * write to the arena between `work` and `work_end`: there an MoE keeps the indices it follows while its experts run. */
+/* What an operation may touch: the whole model, or, where `expert` is set, one expert on a tile of tokens. Of the arena its
+ * operands lie between `arena` and `arena_end`: of the main program in what is cleared, of an expert in its layer's scratch
+ * memory, behind the indices that the layer follows while its experts run. */
 typedef struct {
     const clb_model *model;
     const clb_expert *expert;
-    uint64_t samples, work, work_end;
+    uint64_t samples, arena, arena_end;
     uint32_t steps, looped; /* of the loop that is open: steps, and operations still to come */
     int early;   /* before the tail, whose rows alone the caller's output may hold */
     int decodes; /* there is a source text, and it has been read */
@@ -114,8 +139,8 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
               v->step_stride > CLB_LIMIT || (s->steps > 1 && extent > CLB_LIMIT / s->steps / (s->samples * op->rows)), 0);
     switch (v->space) {
     case CLB_SPACE_ARENA:
-        RETURN_IF(v->offset < CLB_HEAD_BYTES, 0);
-        space = h->context_bytes;
+        RETURN_IF(v->offset < s->arena, 0);
+        space = s->arena_end;
         break;
     case CLB_SPACE_INPUT:
     case CLB_SPACE_OUTPUT:
@@ -140,8 +165,6 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
     default: return 0;
     }
     RETURN_IF(v->offset > space || span > (space - v->offset) / sizeof(float), 0);
-    RETURN_IF(written && v->space == CLB_SPACE_ARENA && v->offset < s->work_end &&
-              v->offset + span * sizeof(float) > s->work, 0);
     return access == READ || (separate && (op->rows == 1 || v->row_stride >= extent));
 }
 
@@ -157,16 +180,6 @@ static int tensor_of(const scope *s, uint32_t number, const clb_tensor **tensor)
 }
 
 static int is_vector(const clb_tensor *t, uint32_t n) { return !t || (t->layout == CLB_LAYOUT_FLAT && t->cols == n); }
-
-/* Highest float reached plus one, over four strided axes. */
-static uint64_t reach(const uint32_t *dims, const uint32_t *strides)
-{
-    uint64_t last = 0;
-    for (int axis = 0; axis < 4; ++axis) {
-        last += (uint64_t)(dims[axis] - 1) * strides[axis];
-    }
-    return last + 1;
-}
 
 /* Axes are row-major and apart, so that every element is written once and the work is bounded by the memory. */
 static int apart(const uint32_t *dims, const uint32_t *strides)
@@ -184,10 +197,10 @@ static int reduce_fits(const scope *s, const clb_op *op)
     /* outer, n, inner; the elements read are no more than the memory they come from */
     const uint32_t in[4] = {op->dims[0], op->dims[1], op->dims[2], 1}, out[4] = {op->dims[0], 1, op->dims[2], 1};
     RETURN_IF(!within(in, 4, 1, CLB_LIMIT) || !within(op->sa, 4, 0, CLB_LIMIT) || !within(op->so, 4, 0, CLB_LIMIT), 0);
-    const uint64_t extent = reach(in, op->sa), outer = (uint64_t)in[0] * in[2];
+    const uint64_t extent = clb_reach(in, op->sa, 4), outer = (uint64_t)in[0] * in[2];
     return op->func < CLB_REDUCE_COUNT && outer <= extent && in[1] <= extent / outer && apart(out, op->so) &&
            operand_fits(s, op, &op->a, extent, NULL, READ_ONCE) &&
-           operand_fits(s, op, &op->out, reach(out, op->so), NULL, WRITE);
+           operand_fits(s, op, &op->out, clb_reach(out, op->so, 4), NULL, WRITE);
 }
 
 static int map_fits(const scope *s, const clb_op *op, const clb_tensor *w0, const clb_tensor *w1)
@@ -196,9 +209,9 @@ static int map_fits(const scope *s, const clb_op *op, const clb_tensor *w0, cons
               !within(op->sb, 4, 0, CLB_LIMIT) || !within(op->so, 4, 0, CLB_LIMIT) || !apart(op->dims, op->so), 0);
     const int two = op->code == CLB_OP_MAP2;
     return op->func < (two ? (uint32_t)CLB_BINARY_COUNT : (uint32_t)CLB_UNARY_COUNT) &&
-           operand_fits(s, op, &op->a, reach(op->dims, op->sa), w0, READ) &&
-           (two ? operand_fits(s, op, &op->b, reach(op->dims, op->sb), w1, READ) : op->b.space == CLB_SPACE_NONE) &&
-           operand_fits(s, op, &op->out, reach(op->dims, op->so), NULL, WRITE);
+           operand_fits(s, op, &op->a, clb_reach(op->dims, op->sa, 4), w0, READ) &&
+           (two ? operand_fits(s, op, &op->b, clb_reach(op->dims, op->sb, 4), w1, READ) : op->b.space == CLB_SPACE_NONE) &&
+           operand_fits(s, op, &op->out, clb_reach(op->dims, op->so, 4), NULL, WRITE);
 }
 
 static int linear_fits(const scope *s, const clb_op *op, const clb_tensor *w0, const clb_tensor *w1, const clb_tensor *w2)
@@ -218,13 +231,12 @@ static int linear_fits(const scope *s, const clb_op *op, const clb_tensor *w0, c
            operand_fits(s, op, &op->out, rows, NULL, WRITE);
 }
 
-/* `words` floats of the arena, for an operation's own use. */
-static int work_fits(const scope *s, const clb_op *op, uint64_t words)
+/* `words` floats of the arena, for an operation's own use; they end before `end`. */
+static int work_fits(const clb_op *op, uint64_t words, uint64_t end)
 {
-    const uint64_t context = s->model->header->context_bytes;
     return op->work.space == CLB_SPACE_ARENA && op->work.offset % CLB_ALIGN_BUFFER == 0 &&
-           op->work.offset >= CLB_HEAD_BYTES && op->work.offset <= context &&
-           words <= (context - op->work.offset) / sizeof(float);
+           op->work.offset >= CLB_HEAD_BYTES && op->work.offset <= end &&
+           words <= (end - op->work.offset) / sizeof(float);
 }
 
 /* The pages of a cache: enough for all a token sees, when the chunk it came in is stored. */
@@ -238,7 +250,7 @@ static int cache_fits(const scope *s, const clb_op *op)
     const uint64_t seen = window == 0 ? all : ((uint64_t)window + h->max_batch - 2) / CLB_PAGE + 2;
     const uint64_t page = clb_page_bytes(op->func, dims[0], dims[1]), most = h->context_bytes / page;
     return pages >= (seen < all ? seen : all) && dims[2] <= most && pages <= most / dims[2] &&
-           work_fits(s, op, pages * dims[2] * page / sizeof(float));
+           work_fits(op, clb_cache_floats(op), h->context_bytes);
 }
 
 /* Operations that know of positions: outside experts, in language models only. */
@@ -268,8 +280,16 @@ static int sequence_fits(const scope *s, const clb_op *op, const clb_tensor *w0,
         return d[1] % 2 == 0 && d[1] <= d[0] && w0 != NULL && w0->layout == CLB_LAYOUT_FLAT && w0->cols >= tokens * d[1];
     default: /* CLB_OP_DELAY; its slots hold a chunk and what it looks back at */
         return op->rows == 1 && d[1] >= 1 && d[1] <= CLB_LIMIT && d[2] <= CLB_LIMIT &&
-               d[2] >= d[1] + (s->samples < tokens ? s->samples : tokens) && work_fits(s, op, (uint64_t)d[2] * d[0]);
+               d[2] >= d[1] + (s->samples < tokens ? s->samples : tokens) && work_fits(op, (uint64_t)d[2] * d[0], s->arena_end);
     }
+}
+
+/* An exponential takes no parameter in a program: kernels have one for their own use. */
+static int function_fits(const clb_op *op)
+{
+    const int unary = op->code == CLB_OP_MAP1 || op->code == CLB_OP_LINEAR || op->code == CLB_OP_LINEAR_Q;
+    const uint32_t function = op->code == CLB_OP_MAP2 ? op->before : unary ? op->func : CLB_UNARY_IDENTITY;
+    return function != CLB_UNARY_EXP || op->p0 == 0.0f;
 }
 
 static int op_fits(const scope *s, const clb_op *op)
@@ -278,6 +298,7 @@ static int op_fits(const scope *s, const clb_op *op)
     const uint32_t n = op->dims[0];
     RETURN_IF(op->rows < 1 || op->rows > CLB_LIMIT || op->before >= (op->code == CLB_OP_MAP2 ? CLB_UNARY_COUNT : 1) ||
               !tensor_of(s, op->w0, &w0) || !tensor_of(s, op->w1, &w1) || !tensor_of(s, op->w2, &w2), 0);
+    RETURN_IF(!function_fits(op), 0);
     switch (op->code) {
     case CLB_OP_LINEAR:
     case CLB_OP_LINEAR_Q: return linear_fits(s, op, w0, w1, w2);
@@ -300,16 +321,13 @@ static int op_fits(const scope *s, const clb_op *op)
     }
 }
 
-/* Multiply-accumulates of an operation on one sample, at the end of a text that fills the context. */
-static uint64_t macs_of(const clb_op *op, uint32_t tokens)
-{
-    const uint64_t seen = op->code == CLB_OP_ATTENTION ? tokens - clb_first_seen(op, tokens - 1) : 0;
-    RETURN_IF(seen != 0, op->rows * ((uint64_t)op->dims[0] + op->dims[1]) * seen);
-    return op->code == CLB_OP_LINEAR || op->code == CLB_OP_LINEAR_Q ? (uint64_t)op->rows * op->dims[0] * op->dims[1] : 0;
-}
+/* Multiply-accumulates, all elementary steps, and bytes of experts that are read, along the costliest route. */
+typedef struct {
+    uint64_t macs, work, bytes;
+} cost;
 
-/* The next operation of a program that goes on with `left` more, or a loop of some of these; adds its cost to `*macs`. */
-static int next_fits(scope *s, const clb_op *op, uint32_t left, uint64_t *macs)
+/* The next operation of a program that goes on with `left` more, or a loop of some of these; adds what it costs. */
+static int next_fits(scope *s, const clb_op *op, uint32_t left, cost *c)
 {
     RETURN_IF((s->looped != 0 && op->code > CLB_OP_LOOP) || !op_fits(s, op), 0);
     if (op->code == CLB_OP_LOOP) {
@@ -317,47 +335,46 @@ static int next_fits(scope *s, const clb_op *op, uint32_t left, uint64_t *macs)
         s->looped = op->dims[1];
         return s->looped <= left;
     }
-    *macs += s->steps * macs_of(op, s->model->header->context_tokens);
+    const uint32_t tokens = s->model->header->context_tokens;
+    c->macs = clb_plus(c->macs, clb_times(s->steps, clb_macs_of(op, tokens)));
+    c->work = clb_plus(c->work, clb_times(s->steps, clb_work_of(op, s->model->tensors, tokens)));
     s->looped -= s->looped != 0;
     s->steps = s->looped != 0 ? s->steps : 1;
     return 1;
 }
 
-static int expert_program_fits(scope *s)
+static int expert_program_fits(scope *s, uint64_t *work)
 {
-    uint64_t macs = 0;
+    cost c = {0, 0, 0};
     for (uint32_t i = 0; i < s->expert->ops; ++i) {
-        RETURN_IF(!next_fits(s, &s->model->ops[s->expert->first_op + i], s->expert->ops - i - 1, &macs), 0);
+        RETURN_IF(!next_fits(s, &s->model->ops[s->expert->first_op + i], s->expert->ops - i - 1, &c), 0);
     }
-    return macs == s->expert->macs;
+    *work = c.work > *work ? c.work : *work;
+    return c.macs == s->expert->macs;
 }
 
-/* What k different experts take at most. The k-th costliest is found by halving, for there is no memory to sort them in. */
-static uint64_t costliest(const clb_expert *experts, uint32_t count, uint32_t k)
+/* The programs of a layer's experts, which lie in the file in the order of the experts (from `*next_op` on), so that proving
+ * them takes no longer than reading them. */
+static int experts_fit(scope *s, const clb_layer *l, uint32_t *next_op, uint64_t *work)
 {
-    uint64_t kth = 0, most = UINT64_MAX;
-    while (kth < most) {
-        const uint64_t middle = kth + (most - kth) / 2 + 1;
-        uint32_t reach = 0;
-        for (uint32_t n = 0; n < count; ++n) {
-            reach += experts[n].macs >= middle;
+    const clb_expert *last = NULL;
+    for (uint32_t n = 0; n < l->experts; ++n) {
+        const clb_expert *e = &s->model->experts[l->first_expert + n];
+        if (e->ops == 0) { /* pruned */
+            continue;
         }
-        if (reach >= k) {
-            kth = middle;
-        } else {
-            most = middle - 1;
-        }
+        /* Experts of one shape follow each other and share a program, which is proven once. */
+        const int shared = last != NULL && e->first_op == last->first_op && e->ops == last->ops &&
+                           e->bytes == last->bytes && e->macs == last->macs;
+        s->expert = last = e;
+        RETURN_IF(!shared && (e->first_op < *next_op || !expert_program_fits(s, work)), 0);
+        *next_op = e->first_op + e->ops;
     }
-    uint64_t total = k * kth;
-    for (uint32_t n = 0; n < count; ++n) {
-        total += experts[n].macs > kth ? experts[n].macs - kth : 0;
-    }
-    return total;
+    return 1;
 }
 
-/* An MoE operation, its workspace, and the programs of its experts, which lie in the file in the order of the experts
- * (from `*next_op` on), so that proving them takes no longer than reading them. Adds the costliest route to `*macs`. */
-static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number, uint32_t *next_op, uint64_t *macs)
+/* An MoE operation, its workspace, and its experts; adds the costliest route. */
+static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number, uint32_t *next_op, cost *c)
 {
     const clb_model *m = whole->model;
     const clb_tensor *bias, *scale;
@@ -365,33 +382,27 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number,
               op->before != 0 || op->rows < 1 || op->rows > CLB_LIMIT || op->a.space == CLB_SPACE_CONST ||
               op->b.space == CLB_SPACE_CONST, 0);
     const clb_layer *l = &m->layers[layer_number];
-    const uint64_t tokens = whole->samples * op->rows;
-    RETURN_IF(tokens > CLB_LIMIT / l->k, 0);
-    const uint64_t choices = tokens * l->k, slots = l->k > 1 ? choices * l->d_out : 0;
-    const uint64_t words = slots + 3 * choices + l->experts + 1 + clb_key_words(l, bias != NULL);
+    RETURN_IF(whole->samples * op->rows > CLB_LIMIT / l->k, 0);
+    const uint64_t floats = clb_workspace_floats(op, l, whole->samples);
     RETURN_IF(!is_vector(bias, l->experts) || !is_vector(scale, l->experts) ||
-              (l->score == CLB_SCORE_SPARSE_MIXER && bias != NULL) || !work_fits(whole, op, words), 0);
-    scope s = *whole;
-    s.work = op->work.offset;
-    s.work_end = s.work + words * sizeof(float);
-    RETURN_IF(!operand_fits(&s, op, &op->a, l->d_in, NULL, READ) ||
-              !operand_fits(&s, op, &op->b, l->experts, NULL, READ) ||
-              !operand_fits(&s, op, &op->out, l->d_out, NULL, WRITE), 0);
-    s.samples = l->tile;
-    const clb_expert *last = NULL;
-    for (uint32_t n = 0; n < l->experts; ++n) {
-        const clb_expert *e = &m->experts[l->first_expert + n];
-        if (e->ops == 0) { /* pruned */
-            continue;
-        }
-        /* Experts of one shape follow each other and share a program, which is proven once. */
-        const int shared = last != NULL && e->first_op == last->first_op && e->ops == last->ops &&
-                           e->bytes == last->bytes && e->macs == last->macs;
-        s.expert = last = e;
-        RETURN_IF(!shared && (e->first_op < *next_op || !expert_program_fits(&s)), 0);
-        *next_op = e->first_op + e->ops;
-    }
-    *macs += op->rows * costliest(m->experts + l->first_expert, l->experts, l->k);
+              (l->score == CLB_SCORE_SPARSE_MIXER && bias != NULL) || op->dims[2] > CLB_LIMIT ||
+              !work_fits(op, floats + op->dims[2], whole->arena_end), 0);
+    RETURN_IF(!operand_fits(whole, op, &op->a, l->d_in, NULL, READ) ||
+              !operand_fits(whole, op, &op->b, l->experts, NULL, READ) ||
+              !operand_fits(whole, op, &op->out, l->d_out, NULL, WRITE), 0);
+    scope inside = *whole;
+    inside.samples = l->tile;
+    inside.arena = op->work.offset + floats * sizeof(float);
+    inside.arena_end = inside.arena + op->dims[2] * sizeof(float);
+    uint64_t most = 0;
+    RETURN_IF(!experts_fit(&inside, l, next_op, &most), 0);
+    const uint64_t routed = clb_plus((uint64_t)l->experts + l->d_out, most);
+    const clb_expert *experts = m->experts + l->first_expert;
+    const uint64_t choices = (uint64_t)op->rows * l->k;
+    const uint32_t touched = choices < l->experts ? (uint32_t)choices : l->experts;
+    c->macs = clb_plus(c->macs, clb_times(op->rows, clb_costliest(experts, l->experts, l->k, CLB_MACS)));
+    c->bytes = clb_plus(c->bytes, clb_costliest(experts, l->experts, touched, CLB_BYTES));
+    c->work = clb_plus(c->work, clb_plus(l->experts, clb_times(choices, routed)));
     return 1;
 }
 
@@ -408,7 +419,8 @@ static int layer_fits(const clb_header *h, const clb_layer *l, uint32_t first_ex
            l->k <= l->experts && l->score < CLB_SCORE_COUNT && l->normalize < CLB_NORMALIZE_COUNT &&
            (logit ? softmax || l->normalize == CLB_NORMALIZE_ONE : !softmax) && l->scale - l->scale == 0.0f &&
            l->d_in >= 1 && l->d_in <= CLB_LIMIT && l->d_out >= 1 && l->d_out <= CLB_LIMIT && l->tile >= 1 &&
-           l->tile <= CLB_EXPERT_TILE && l->experts <= CLB_MAX_EXPERTS && l->reserved == 0;
+           l->tile <= CLB_EXPERT_TILE && l->experts <= CLB_MAX_EXPERTS && l->quantized <= CLB_LIMIT / 2 &&
+           (l->quantized == 0 || clb_record_floats(l->quantized) == l->d_in);
 }
 
 static int expert_fits(const clb_header *h, const clb_expert *e, uint32_t layer)
@@ -419,14 +431,14 @@ static int expert_fits(const clb_header *h, const clb_expert *e, uint32_t layer)
            e->frequency >= 0.0f && e->frequency <= 1.0f && within(e->reserved, 4, 0, 0);
 }
 
-/* The main program, every MoE layer once and in order; counts the choices one sample makes. The stated cost is the true
- * one, so that a caller may rely on it. */
+/* The main program, every MoE layer once and in order; counts the choices one sample makes. The stated costs are true, so
+ * that a caller may rely on them: the multiply-accumulates exactly, the work as a limit. */
 static int program_fits(const clb_model *m, uint64_t *choices)
 {
     const clb_header *h = m->header;
-    scope whole = {.model = m, .samples = h->max_batch, .steps = 1};
+    scope whole = {.model = m, .samples = h->max_batch, .steps = 1, .arena = CLB_HEAD_BYTES, .arena_end = h->cleared_bytes};
     uint32_t layer = 0, next_op = h->main_ops;
-    uint64_t macs = 0;
+    cost c = {0, 0, 0};
     *choices = 0;
     for (uint32_t n = 0; n < h->main_ops; ++n) {
         const clb_op *op = &m->ops[n];
@@ -435,13 +447,16 @@ static int program_fits(const clb_model *m, uint64_t *choices)
         RETURN_IF(n >= h->tail_op && op->code >= CLB_OP_MOE, 0); /* what later tokens see, or knows of positions */
         RETURN_IF(whole.looped != 0 && (n == h->tail_op || n == h->encoder_ops), 0); /* a loop runs as a whole */
         if (op->code == CLB_OP_MOE) {
-            RETURN_IF(whole.looped != 0 || layer >= h->layers || !moe_fits(&whole, op, layer, &next_op, &macs), 0);
+            RETURN_IF(whole.looped != 0 || layer >= h->layers || !moe_fits(&whole, op, layer, &next_op, &c), 0);
             *choices += (uint64_t)op->rows * m->layers[layer++].k;
         } else {
-            RETURN_IF(!next_fits(&whole, op, h->main_ops - n - 1, &macs), 0);
+            RETURN_IF(!next_fits(&whole, op, h->main_ops - n - 1, &c), 0);
         }
     }
-    return layer == h->layers && macs == h->worst_macs && h->tail_op <= h->main_ops && h->encoder_ops <= h->tail_op &&
+    /* Of a table a row reads a part, which the exporter may leave out. */
+    RETURN_IF(h->worst_bytes < c.bytes || h->worst_bytes - c.bytes > h->shared_bytes, 0);
+    RETURN_IF(c.macs != h->worst_macs || c.work > h->worst_work || c.work == UINT64_MAX, 0);
+    return layer == h->layers && h->tail_op <= h->main_ops && h->encoder_ops <= h->tail_op &&
            (h->encoder_ops == 0 || h->context_tokens != 0);
 }
 
@@ -457,20 +472,23 @@ static int certificate_fits(const clb_model *m, uint64_t choices)
     return 1;
 }
 
-int clb_validate(const uint8_t *model, uint64_t size, clb_model *m)
+/* By itself, for its stack need not stay for the proof of the order. */
+static __attribute__((noinline)) int structure(const uint8_t *model, uint64_t size, clb_model *m)
 {
     RETURN_IF(model != NULL && size < sizeof(clb_header), COLIBRI_ERR_TRUNCATED);
     const clb_header *h;
     const int error = clb_read_header(model, &h);
     RETURN_IF(error != COLIBRI_OK, error);
     RETURN_IF(size < h->total_bytes, COLIBRI_ERR_TRUNCATED);
-    RETURN_IF(!section(h, h->ports_offset, (uint64_t)h->inputs + h->outputs, sizeof(clb_port)) ||
-              !section(h, h->ops_offset, h->ops, sizeof(clb_op)) ||
-              !section(h, h->tensors_offset, h->tensors, sizeof(clb_tensor)) ||
-              !section(h, h->layers_offset, h->layers, sizeof(clb_layer)) ||
-              !section(h, h->experts_offset, h->experts, sizeof(clb_expert)) ||
-              !section(h, h->golden_offset, h->golden_rows, h->golden_bytes) ||
-              !section(h, h->info_offset, h->info_bytes, 1), COLIBRI_ERR_HEADER);
+    uint64_t whole = sizeof *h; /* nothing else lies in the metadata but what aligns it */
+    RETURN_IF(!section(h, h->ports_offset, (uint64_t)h->inputs + h->outputs, sizeof(clb_port), &whole) ||
+              !section(h, h->ops_offset, h->ops, sizeof(clb_op), &whole) ||
+              !section(h, h->tensors_offset, h->tensors, sizeof(clb_tensor), &whole) ||
+              !section(h, h->layers_offset, h->layers, sizeof(clb_layer), &whole) ||
+              !section(h, h->experts_offset, h->experts, sizeof(clb_expert), &whole) ||
+              !section(h, h->golden_offset, h->golden_rows, h->golden_bytes, &whole) ||
+              !section(h, h->info_offset, h->info_bytes, 1, &whole) ||
+              h->meta_bytes > whole + CLB_ALIGN_MODEL, COLIBRI_ERR_HEADER);
     RETURN_IF(clb_crc32(model + sizeof *h, h->meta_bytes - sizeof *h) != h->meta_crc, COLIBRI_ERR_CHECKSUM);
     clb_parse(model, m);
     RETURN_IF(!ports(m->ports, h->inputs, h->input_floats) ||
@@ -492,4 +510,11 @@ int clb_validate(const uint8_t *model, uint64_t size, clb_model *m)
     RETURN_IF(first != h->experts, COLIBRI_ERR_EXPERT);
     RETURN_IF(!program_fits(m, &choices), COLIBRI_ERR_PROGRAM);
     return certificate_fits(m, choices) ? COLIBRI_OK : COLIBRI_ERR_HEADER;
+}
+
+int clb_validate(const uint8_t *model, uint64_t size, clb_model *m)
+{
+    const int error = structure(model, size, m);
+    RETURN_IF(error != COLIBRI_OK, error);
+    return clb_in_order(m) ? COLIBRI_OK : COLIBRI_ERR_ORDER;
 }

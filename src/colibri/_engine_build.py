@@ -21,6 +21,7 @@ int colibri_get_num_experts(const uint8_t *model_bin);
 enum colibri_depth { COLIBRI_CHECK_STRUCTURE, COLIBRI_CHECK_WEIGHTS };
 int colibri_check(const uint8_t *model_bin, size_t size, enum colibri_depth depth);
 int colibri_diagnose(const void *mem, size_t mem_size, const uint8_t *model_bin);
+uint64_t colibri_worst_work(const uint8_t *model_bin);
 int colibri_selftest(colibri_context_t *ctx, float *output);
 const char *colibri_error_name(int error);
 const char *colibri_error_text(int error);
@@ -41,6 +42,12 @@ typedef struct { ...; } colibri_pool_t;
 int colibri_pool_start(colibri_pool_t *pool, int threads);
 void colibri_pool_stop(colibri_pool_t *pool);
 void use_pool(colibri_context_t *ctx, colibri_pool_t *pool);
+typedef struct { ...; } colibri_map_t;
+#define COLIBRI_MAP_UNCHECKED ...
+int colibri_map_open(colibri_map_t *map, const char *path, int options);
+const uint8_t *colibri_map_model(const colibri_map_t *map);
+int colibri_map_status(const colibri_map_t *map);
+void colibri_map_close(colibri_map_t *map);
 typedef struct { ...; } route_counts;
 void count_routes(colibri_context_t *ctx, route_counts *to, uint64_t *counts);
 void use_kernels(colibri_context_t *ctx, uint32_t n);
@@ -184,7 +191,7 @@ static int arithmetic_sound(void)
 
 static void use_kernels(colibri_context_t *ctx, uint32_t n)
 {
-    ctx->kernels = clb_kernels_at(n);
+    clb_use_kernels(ctx, clb_kernels_at(n));
 }
 """,
     sources=["src/colibri/_engine_call.c", "src/colibri/_scale_costs.c"],

@@ -93,10 +93,12 @@ def _head(package: Package, tokens: int) -> tuple[bytes, Any]:
     here = int(header["context_tokens"])
     end = int(header["context_bytes"])
     if first is not None:
-        if _arrange(main, here, int(header["max_batch"]), first) != end or (main != before).any():
+        ends = int(header["cleared_bytes"]), end
+        if _arrange(main, here, int(header["max_batch"]), first) != ends or (main != before).any():
             raise ModelError(f"{package.path} is arranged otherwise than this version does: export it again")
-        end = _arrange(main, tokens, int(header["max_batch"]), first)
-    header["worst_macs"] = int(header["worst_macs"]) - _macs(main, here) + _macs(main, tokens)
+        header["cleared_bytes"], end = _arrange(main, tokens, int(header["max_batch"]), first)
+    for field in ("worst_macs", "worst_work"):
+        header[field] = int(header[field]) - _macs(main, here) + _macs(main, tokens)
     header["context_bytes"], header["context_tokens"] = end, tokens
     meta = bytearray(package.data[: int(header["meta_bytes"])].tobytes())
     at = int(header["ops_offset"])
@@ -107,14 +109,13 @@ def _head(package: Package, tokens: int) -> tuple[bytes, Any]:
     return bytes(meta), header
 
 
-def _arrange(ops: Any, tokens: int, samples: int, first: int) -> int:
-    """Set the sizes and places of what is kept, as `lower` and `plan` do; the end of it."""
+def _arrange(ops: Any, tokens: int, samples: int, first: int) -> tuple[int, int]:
+    """Set the sizes and places of what is kept, as `lower` and `plan` do; the ends of the delays and of the caches."""
     places: dict[int, int] = {}  # old place -> new place
-    end = first
-    for op in ops:
+    end = cleared = first
+    kept = [op for op in ops if _CODE[int(op["code"])] in _KEEPS]
+    for op in sorted(kept, key=lambda op: _CODE[int(op["code"])] != "delay"):
         code, dims, place = _CODE[int(op["code"])], op["dims"], int(op["work"]["offset"])
-        if code not in _KEEPS:
-            continue
         if code == "delay":
             width, steps = int(dims[0]), int(dims[1])
             dims[2] = delay_slots(tokens, steps, samples)
@@ -128,7 +129,8 @@ def _arrange(ops: Any, tokens: int, samples: int, first: int) -> int:
             places[place] = end
             end += spec.align(size, spec.ALIGN_BUFFER)
         op["work"]["offset"] = places[place]
-    return end
+        cleared = end if code == "delay" else cleared
+    return cleared, end
 
 
 def _macs(ops: Any, tokens: int) -> int:
@@ -172,7 +174,11 @@ def _follow(directory: Path, package: Package, header: Any) -> tuple[str, ...]:
     path = directory / "model.h"
     if path.is_file():
         text = path.read_text(encoding="utf-8")
-        for name, key in (("CONTEXT_BYTES", "context_bytes"), ("WORST_MACS", "worst_macs")):
+        for name, key in (
+            ("CONTEXT_BYTES", "context_bytes"),
+            ("WORST_MACS", "worst_macs"),
+            ("WORST_WORK", "worst_work"),
+        ):
             text = re.sub(rf"(#define \w+_MODEL_{name}) \d+u", rf"\1 {int(header[key])}u", text)
         write_files({path: text.encode()}, directory)
     removed = []

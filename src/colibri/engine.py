@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from dataclasses import dataclass
 from itertools import count, takewhile
@@ -15,7 +16,7 @@ from colibri import spec
 from colibri._engine import caller, ffi, lib
 from colibri.errors import ModelError
 from colibri.graph import Array
-from colibri.package import Package, Port, open_package, parse
+from colibri.package import Package, Port, aligned, open_package, parse
 
 KERNELS = tuple(ffi.string(name).decode() for name in takewhile(bool, map(lib.kernels_name, count())))
 """Instruction sets this machine can run, the best first."""
@@ -57,7 +58,7 @@ class Model:
         self._layers = [(int(op["rows"]), *map(int, package.layers[op["w0"]][["k", "experts"]])) for op in moe]
         # What an application does again and again runs in C: see _engine_call.c.
         alone = len(package.inputs) == len(package.outputs) == 1 and not package.header["context_tokens"]
-        limit = self._max_batch if alone else 0
+        limit = self._max_batch if alone and package.mapped is None else 0
         self._call = caller(self._contexts, limit, package.inputs[0].shape, package.outputs[0].shape,
                             np.ndarray, np.empty, np.dtype(np.float32))  # fmt: skip
 
@@ -141,6 +142,7 @@ class Model:
         context[1].position = context[1].source = 0  # a text that somebody holds has a context of its own
         error = lib.colibri_selftest(context[1], ffi.from_buffer("float[]", output))
         self._contexts.append(context)
+        self.package.check_unchanged()
         if error:
             raise ModelError(f"{self.package.path}: {spec.error_text(error)}", error)
 
@@ -153,7 +155,7 @@ class Model:
             return self._contexts.pop()
         except IndexError:
             size = self.context_bytes
-            memory = aligned(size, spec.ALIGN_CONTEXT)
+            memory = self._memory(size)
             pointer = ffi.from_buffer("uint8_t[]", memory)
             context = lib.colibri_init(pointer, size, self._model)
             if context == ffi.NULL:
@@ -163,6 +165,17 @@ class Model:
             if self._pool is not None:
                 lib.use_pool(context, self._pool.memory)
             return int(ffi.cast("uintptr_t", context)), context, pointer
+
+    def _memory(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """A block for a context; raises ModelError where this machine has not as much."""
+        try:
+            there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            if int(self.package.header["cleared_bytes"]) <= there:
+                return aligned(size, spec.ALIGN_CONTEXT)
+        except MemoryError:
+            pass
+        raise ModelError(f"{self.package.path}: a context takes {size:,} bytes, more than this machine has: export "
+                         "with a smaller max_batch or context", spec.error_code("MEMORY")) from None  # fmt: skip
 
     def _pack(self, inputs: tuple[Any, ...]) -> Array:
         ports = self.inputs
@@ -199,6 +212,7 @@ class Model:
                     recorded.append(self._recording(context[1], *at, count, logits))
                 if context[1].status:
                     raise ModelError(f"{self.package.path}: {spec.error_text(context[1].status)}", context[1].status)
+            self.package.check_unchanged()
         finally:
             self._contexts.append(context)
         return out
@@ -240,30 +254,39 @@ class _Pool:
         self._end = weakref.finalize(self, lib.colibri_pool_stop, self.memory)
 
 
-def aligned(size: int, to: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """`size` uninitialised bytes whose address is a multiple of `to`."""
-    raw = np.empty(size + to, np.uint8)
-    start = -raw.ctypes.data % to
-    return raw[start : start + size]
+def opened(path: str | Path | bytes, most_work: int | None = None) -> Package:
+    """A model.bin, the directory of an export, or a model's bytes as a package.
 
-
-def opened(path: str | Path | bytes) -> Package:
-    """A model.bin, the directory of an export, or a model's bytes as a package; raises ModelError."""
+    Raises ModelError, also where a row may take more than `most_work` elementary steps.
+    """
     if not isinstance(path, bytes):
-        return open_package(path)
-    memory = aligned(len(path), spec.ALIGN_MODEL)
-    memory[:] = np.frombuffer(path, np.uint8)
-    if len(path) < spec.HEADER.bytes:
-        raise ModelError(f"{len(path)} bytes are fewer than a model's header", 5)
-    return parse(memory, "model")
+        package = open_package(path)
+    elif len(path) < spec.HEADER.bytes:
+        raise ModelError(f"{len(path)} bytes are fewer than a model's header", spec.error_code("TRUNCATED"))
+    else:
+        memory = aligned(len(path), spec.ALIGN_MODEL)
+        memory[:] = np.frombuffer(path, np.uint8)
+        package = parse(memory, "model")
+    work = int(package.header["worst_work"])
+    if most_work is not None and work > most_work:
+        raise ModelError(f"{package.path}: a row takes up to {work:,} steps, more than the {most_work:,} allowed")
+    return package
 
 
-def load(path: str | Path | bytes, verify: bool | None = None, kernels: str | None = None, threads: int = 1) -> Model:
+def load(
+    path: str | Path | bytes,
+    verify: bool | None = None,
+    kernels: str | None = None,
+    threads: int = 1,
+    most_work: int | None = None,
+) -> Model:
     """Load a model.bin, the directory of an export, or a model's bytes.
 
-    Its structure is always proven. `verify` checks the weights' checksums too, which reads the whole file; None: files
-    up to 256 MB. `kernels` names the instruction set to use instead of the best, one of `KERNELS`. `threads` may share
-    the work of one call; 0 means one a processor. The bits are the same whatever is chosen. Raises ModelError for what
-    is not a sound model.
+    Its structure is always proven, and what runs is a copy that no file backs; only the weights of files above 64 MB
+    are mapped. A call raises ModelError where such a file is changed meanwhile: replace model files by renaming.
+    `verify` checks the weights' checksums too, which reads the whole file; None: files up to 256 MB. `kernels` names
+    the instruction set to use instead of the best, one of `KERNELS`. `threads` may share the work of one call; 0 means
+    one a processor. The bits are the same whatever is chosen. `most_work` limits the elementary steps a row may take,
+    for files from elsewhere: see `worst_work` in docs/format.md. Raises ModelError for what is not a sound model.
     """
-    return Model(opened(path), verify, kernels, threads)
+    return Model(opened(path, most_work), verify, kernels, threads)

@@ -263,6 +263,7 @@ class LanguageModel(Model):
     def _require(self, error: int) -> None:
         if error:
             raise ModelError(f"{self.package.path}: {spec.error_text(error)}", error)
+        self.package.check_unchanged()
 
 
 def _check_sampling(temperature: float, top_k: int, top_p: float, min_p: float, penalty: float) -> None:
@@ -278,10 +279,14 @@ def _check_sampling(temperature: float, top_k: int, top_p: float, min_p: float, 
 
 
 def load(
-    path: str | Path | bytes, verify: bool | None = None, kernels: str | None = None, threads: int = 1
+    path: str | Path | bytes,
+    verify: bool | None = None,
+    kernels: str | None = None,
+    threads: int = 1,
+    most_work: int | None = None,
 ) -> Model | LanguageModel:
     """`colibri.engine.load`, for any model: a language model is a `LanguageModel`."""
-    package = opened(path)
+    package = opened(path, most_work)
     tokens = int(package.header["context_tokens"])
     kind = StreamModel if tokens == ENDLESS else LanguageModel if tokens else Model
     return kind(package, verify, kernels, threads)

@@ -83,6 +83,13 @@ def attention_macs(heads: int, key: int, value: int, window: int, context: int) 
     return heads * (key + value) * (min(window, context) or context)
 
 
+def residual_work(rows: int, cols: int, size: int) -> int:
+    """Most entries of a residual of `size` bytes that a row meets: no cell has more than there are, or than weights."""
+    cells = -(-rows // CELL_ROWS) * -(-cols // CELL_COLS)
+    entries = (size - 4 * (cells + 1)) // 4  # behind the starts of its cells, and their number, 4 bytes each
+    return cells * min(entries, CELL_ROWS * CELL_COLS)
+
+
 def store(value: Weight, layout: str) -> bytes:
     """The bytes of a constant, or of a matrix's residual, in `layout`; see docs/format.md."""
     value = loaded(value)

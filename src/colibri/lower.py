@@ -569,12 +569,15 @@ class _Lowering:
         logits, _ = self.rows(node.inputs[1])
         out, _, after = self.define_rows(node)
         d_in, d_out = self.graph.shapes[node.inputs[0]][-1], self.graph.shapes[node.output][-1]
+        quantized = d_in if integer else 0
         d_in = record_floats(d_in) if integer else d_in
         choices = self.samples * tokens * router.k
         slots = choices * d_out if router.k > 1 else 0  # a single choice goes straight to the output
         words = slots + 3 * choices + router.experts + 1 + (4 if router.keyed else 1) * router.experts
         work = Buffer(f"{node.output}.work", align(words, ALIGN_BUFFER // 4))
-        layer = Layer(router, tokens, d_in, d_out, len(self.program.experts), min(EXPERT_TILE, self.samples * tokens))
+        layer = Layer(
+            router, tokens, d_in, d_out, len(self.program.experts), min(EXPERT_TILE, self.samples * tokens), quantized
+        )
         number = len(self.program.layers)
         self.ops.append(
             Op("moe", out, x, logits, Operand(Place("arena", 0, work)), rows=tokens, dims=(d_in, d_out), layer=number,
@@ -660,7 +663,7 @@ def _reuse_dying_inputs(ops: list[Op]) -> None:
                 continue
             here = (source.offset, source.place.sample_stride, source.row_stride, source.step_stride, strides)
             there = (op.out.offset, op.out.place.sample_stride, op.out.row_stride, op.out.step_stride, op.so)
-            if here != there or (other.place.buffer is held and other != source):
+            if here != there or (other.place.buffer is held and (other != source or op.before != "identity")):
                 continue
             for later in ops[n:]:
                 for name in ("a", "b", "out", "work"):

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import io
+import os
+import stat
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from colibri import spec, strict_json
+from colibri._engine import ffi, lib
 from colibri.errors import ModelError
 from colibri.graph import Shape
 from colibri.names import check_port, shown
 
 Records = np.ndarray[Any, Any]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_COPIED = 1 << 26  # bytes of a file up to which it is read as a whole instead of mapped
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,14 @@ class Package:
     layers: Records
     experts: Records
     info: dict[str, Any]
+    mapped: Any = None  # the host layer's map, where `data` is one
+
+    def check_unchanged(self) -> None:
+        """Raise ModelError where the file behind a mapped model has been written to, shortened or cannot be read."""
+        if self.mapped is not None:
+            error = lib.colibri_map_status(self.mapped)
+            if error:
+                raise ModelError(f"{self.path}: {spec.error_text(error)}", error)
 
     def check_weights(self) -> None:
         """Raise ModelError where the shared weights or an expert's do not match their checksum."""
@@ -49,6 +63,7 @@ class Package:
             parts.append((f"expert {n}", int(e["offset"]), int(e["bytes"]), int(e["crc"])))
         for name, at, size, crc in parts:
             if at + size > len(self.data) or _crc32(self.data[at : at + size]) != crc:
+                self.check_unchanged()  # which is the better reason
                 raise _error("CHECKSUM", f"{self.path}: {name} do not match their checksum")
 
     def numbers(self, layer: int) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -78,6 +93,7 @@ class Package:
             "file_bytes": int(h["total_bytes"]),
             "weight_bytes": int(h["shared_bytes"]) + int(self.experts["bytes"].sum()),
             "worst_route_macs": int(h["worst_macs"]),
+            "worst_route_work": int(h["worst_work"]),
             "worst_route_weight_bytes": int(h["worst_bytes"]),
             "operations": int(h["ops"]),
             "golden_rows": int(h["golden_rows"]),
@@ -121,15 +137,62 @@ def find(path: str | Path) -> Path:
 
 
 def open_package(path: str | Path) -> Package:
-    """Map a model file and read its metadata; the engine proves its structure when it is loaded.
+    """Read a model file and prove its structure; its metadata, and of small files all, are a copy.
 
-    Raises ModelError where the file is missing, empty, not a model, truncated, or its metadata is corrupt.
+    So the file may change: weights of large files alone are mapped, and `Package.check_unchanged` tells. Replace model
+    files by renaming. Raises ModelError where the file is missing, not a model, truncated, or not a sound one.
     """
     path = find(path)
-    size = path.stat().st_size
-    if size < spec.HEADER.bytes:
-        raise _error("TRUNCATED", f"{path} has {size} bytes, fewer than a model's header")
-    return parse(np.asarray(np.memmap(path, np.uint8, "r")), str(path))
+    try:
+        stream = path.open("rb", buffering=0)
+    except OSError as reason:
+        raise _error("OPEN_FAILED", f"{path}: {reason.strerror}") from None
+    with stream:
+        about = os.fstat(stream.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise _error("OPEN_FAILED", f"{path} is no regular file")
+        if about.st_size < spec.HEADER.bytes:
+            raise _error("TRUNCATED", f"{path} has {about.st_size} bytes, fewer than a model's header")
+        data, mapped = _map(path) if about.st_size > _COPIED else (None, None)
+        if data is None:
+            data = aligned(about.st_size, spec.ALIGN_MODEL)
+            data = data[: _read(stream, data)]
+    package = replace(parse(data, str(path)), mapped=mapped)
+    error = lib.colibri_check(ffi.from_buffer("uint8_t[]", data), len(data), lib.COLIBRI_CHECK_STRUCTURE)
+    if error:
+        raise ModelError(f"{path}: {spec.error_text(error)}", error)
+    return package
+
+
+def aligned(size: int, to: int) -> Bytes:
+    """`size` uninitialised bytes whose address is a multiple of `to`."""
+    raw = np.empty(size + to, np.uint8)
+    start = -raw.ctypes.data % to
+    return raw[start : start + size]
+
+
+def _read(stream: io.FileIO, data: Bytes) -> int:
+    """Fill `data`; the bytes there are, which are fewer where the file has become shorter."""
+    done = 0
+    while done < len(data) and (count := stream.readinto(data[done:].data)):
+        done += count
+    return done
+
+
+def _map(path: Path) -> tuple[Bytes | None, Any]:
+    """A large model's bytes, mapped behind a copy of its metadata, and the map; none where the system maps nothing.
+
+    The map is closed with the last look at the bytes.
+    """
+    mapped = ffi.new("colibri_map_t *")
+    error = lib.colibri_map_open(mapped, os.fsencode(path), lib.COLIBRI_MAP_UNCHECKED)
+    if error == spec.error_code("UNSUPPORTED"):
+        return None, None
+    if error:
+        raise ModelError(f"{path}: {spec.error_text(error)}", error)
+    model = ffi.gc(lib.colibri_map_model(mapped), lambda _: lib.colibri_map_close(mapped))
+    size = int(np.frombuffer(ffi.buffer(model, spec.HEADER.bytes), spec.HEADER.dtype)[0]["total_bytes"])
+    return np.frombuffer(ffi.buffer(model, size), np.uint8), mapped
 
 
 def parse(data: Bytes, path: str) -> Package:

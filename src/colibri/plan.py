@@ -157,7 +157,7 @@ def planned(graph: Graph, max_batch: int, on_stage: Callable[[str, Any], None]) 
 
 
 def plan(program: Program) -> None:
-    """Set every buffer's offset and the program's `context_bytes` and `lower_bound`.
+    """Set every buffer's offset and the program's `context_bytes`, `cleared_bytes` and `lower_bound`.
 
     The experts of a layer never run together: their scratch shares one place behind the layer's workspace.
     """
@@ -173,6 +173,7 @@ def plan(program: Program) -> None:
                 scratch, bound = max(scratch, size), max(bound, lowest)
                 nested.append((work, first, buffers))
             work.floats += scratch // 4
+            op.dims = (*op.dims[:2], scratch // 4)
             least[work] = first + bound
     _, size, bound = _arrange(program.ops, least)
     for work, first, buffers in nested:
@@ -180,11 +181,15 @@ def plan(program: Program) -> None:
             buffer.offset += HEAD_BYTES + work.offset + first
     for buffer in liveness(program.ops):
         buffer.offset += HEAD_BYTES
-    # What is kept lies behind all else, in the order of the program.
-    kept = 0
-    for buffer in (b for b in liveness(program.ops) if b.kept):
+    # What is kept lies behind all else, in the order of the program, caches last: nothing needs to clear them.
+    caches = {op.work.place.buffer for op in program.ops if op.code == "cache"}
+    everything = [buffer for buffer in liveness(program.ops) if buffer.kept]
+    kept = cleared = 0
+    for buffer in sorted(everything, key=caches.__contains__):
         buffer.offset = HEAD_BYTES + size + kept
         kept += buffer.floats * 4
+        cleared += 0 if buffer in caches else buffer.floats * 4
+    program.cleared_bytes = HEAD_BYTES + size + cleared
     program.context_bytes, program.lower_bound = HEAD_BYTES + size + kept, HEAD_BYTES + bound + kept
 
 

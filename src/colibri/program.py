@@ -5,13 +5,13 @@ Weights stay where they are, perhaps in a file: a program says which tensors lie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
 from colibri.graph import Router, Shape
-from colibri.layouts import store
+from colibri.layouts import attention_macs, residual_work, store
 from colibri.weights import Weight
 
 
@@ -165,6 +165,7 @@ class Layer:
     d_out: int
     first_expert: int
     tile: int
+    quantized: int  # inputs of a token that comes as a quantised row; 0: it comes as floats
 
 
 @dataclass
@@ -184,6 +185,7 @@ class Program:
     macs: int = 0  # multiply-accumulates of one row along the costliest route
     weight_bytes: int = 0  # weight bytes read by one row along the route that reads most
     context_bytes: int = 0  # head included; set by the planner
+    cleared_bytes: int = 0  # of them, what comes before the caches; set by the planner
     lower_bound: int = 0  # the least any planner could reach; set by the planner
     context_tokens: int = 0  # most tokens of a text; 0: samples have nothing to do with each other
     tail_op: int = 0  # operations from here on may run for the last samples of a batch alone
@@ -199,6 +201,21 @@ class Program:
         """Floats of one output row."""
         return sum(prod(shape) for _, shape in self.outputs)
 
+    @property
+    def work(self) -> int:
+        """Elementary steps of one row along the costliest route: see Work in docs/format.md."""
+        return sum(self._work(n, op) for n, op in unrolled(self.ops))
+
+    def _work(self, steps: int, op: Op) -> int:
+        if op.code != "moe":
+            return steps * op_work(op, self.context_tokens)
+        layer = self.layers[op.layer]
+        programs = {(e.first_op, e.ops) for e in self.experts if e.layer == op.layer}
+        most = max(sum(n * op_work(o, 0) for n, o in unrolled(self.expert_ops[at : at + count]))
+                   for at, count in programs)  # fmt: skip
+        router = layer.router
+        return router.experts + op.rows * router.k * (router.experts + layer.d_out + most)
+
     def __str__(self) -> str:
         lines = [f"program {self.name}: batch up to {self.max_batch}, {self.macs} multiply-accumulates at most"]
         lines += [f"  {n:3d} {op}" for n, op in enumerate(self.ops)]
@@ -211,6 +228,36 @@ class Program:
                 shown.add(e.first_op)
                 lines += [f"  {n:3d} {self.expert_ops[n]}" for n in range(e.first_op, e.first_op + e.ops)]
         return "\n".join(lines)
+
+
+def unrolled(ops: Sequence[Op]) -> Iterator[tuple[int, Op]]:
+    """Every operation but the loops, each with the times it runs."""
+    steps = left = 0
+    for op in ops:
+        if op.code == "loop":
+            steps, left = op.dims[0], op.dims[1]
+        else:
+            yield steps if left > 0 else 1, op
+            left -= 1
+
+
+def op_work(op: Op, context: int) -> int:
+    """Elementary steps of an operation on one sample, at the end of a text that fills the context."""
+    match op.code:
+        case "linear" | "linear_q":
+            entries = 0 if op.w2 is None else residual_work(op.w2.rows, op.w2.cols, op.w2.bytes)
+            return op.rows * ((op.dims[0] + 1) * op.dims[1] + entries)
+        case "map1" | "map2" | "reduce":
+            return op.rows * prod(op.dims)
+        case "cache":
+            return op.rows * (op.dims[0] + op.dims[1])
+        case "attention":
+            key, value = op.dims[:2]
+            return op.rows * (key + value) + attention_macs(op.rows, key, value, op.sa[0], context)
+        case "delay":
+            return 2 * op.dims[0]
+        case _:  # softmax, norms, quantize, embed, rope
+            return op.rows * op.dims[0]
 
 
 def _place_text(operand: Operand) -> str:

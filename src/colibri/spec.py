@@ -15,7 +15,7 @@ from colibri.graph import APPLY, BINARY, CACHES, ENDLESS, GROUP_RULES, NORMALIZE
 from colibri.weights import ACTIVATION_GROUP, CELL_COLS, CELL_ROWS, WEIGHT_GROUP
 
 VERSION = "0.1.0"
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MAGIC = b"COLIBRI\0"
 
 ALIGN_MODEL = 64  # of the file in memory, and of every tensor in it
@@ -30,6 +30,7 @@ PAGE = 64  # positions of a page of the attention cache
 NONE = 0xFFFFFFFF  # "no tensor"
 LIMIT = ENDLESS  # largest dimension or stride; keeps the validator's sums below 2**63
 MAX_BATCH = 1 << 16
+MAX_META = 1 << 28  # bytes of header and metadata: they are copied and proven before anything runs
 MAX_EXPERTS = 65535  # of one layer: the certificate holds choices as u16, and 65535 for none
 
 OPCODES = ("linear", "linear_q", "quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce", "loop",
@@ -47,7 +48,11 @@ ERRORS: tuple[tuple[str, str], ...] = (
     ("TRUNCATED", "the model is shorter than its header says: copy or download it again"),
     ("HEADER", "the model's header is corrupt: its checksum or a field is wrong; export or copy it again"),
     ("CHECKSUM", "a checksum of the model does not match its content: copy it again from a good source"),
-    ("PROGRAM", "the model's program is not valid: an operation reaches outside its memory; export it again"),
+    (
+        "PROGRAM",
+        "the model's program is not valid: an operation reaches outside its memory or costs more than stated; "
+        "export it again",
+    ),
     ("TENSOR", "a tensor's place, size or layout in the model is not valid: export it again"),
     ("ROUTING", "a routing descriptor of the model is not valid: export it again"),
     ("EXPERT", "an entry of the model's expert directory is not valid: export it again"),
@@ -104,6 +109,13 @@ ERRORS: tuple[tuple[str, str], ...] = (
     ("PATTERN", "a split pattern or a character class of the tokenizer.bin is not valid: write it again"),
     ("NORMAL_FORM", "the normal form (NFC) of the tokenizer.bin is not valid: write it again"),
     ("TOO_SLOW", "the patterns or added tokens of the tokenizer.bin take too much work for this text: write it again"),
+    # the context's, and the proof of a program's order
+    ("DAMAGED", "the context's head was overwritten: look for a stray write, and start again with colibri_init"),
+    (
+        "ORDER",
+        "an operation of the model reads what none has written, or another row's, or overwrites what it still reads: "
+        "export it again",
+    ),
 )
 
 
@@ -182,13 +194,16 @@ HEADER = _record(
      "are a stream's, without an end"),
     ("u32", "tail_op", 1, "operations from here on may run for the last samples of a batch alone"),
     ("u32", "encoder_ops", 1, "operations that read the source text, before all others; 0: the model has none"),
-    ("u32", "reserved", 23, "zero"),
+    ("u64", "worst_work", 1, "elementary steps of one row along the costliest route, an upper bound; see Work"),
+    ("u64", "cleared_bytes", 1, "of the context block, from its start: what colibri_init clears; only attention's "
+     "caches, which are written before they are read, may lie behind it"),
+    ("u32", "reserved", 19, "zero"),
     ("u32", "header_crc", 1, "CRC-32 of the header's first 252 bytes"),
 )  # fmt: skip
 
 PORT = _record(
     "port", 64, "One input or output of the model.",
-    ("u8", "name", 32, "UTF-8, zero-padded"),
+    ("u8", "name", 32, "UTF-8 without control characters, zero-padded; not empty, and ends with a zero"),
     ("u32", "floats", 1, "elements of one row"),
     ("u32", "rank", 1, "number of axes after the batch"),
     ("u32", "dims", 6, "their sizes, then zeros"),
@@ -222,7 +237,8 @@ OP = _record(
     ("u32", "dims", 4, "sizes inside a row; linear: inputs, outputs; softmax, norms: size; reduce: outer, n, inner; "
      "loop: steps, how many of the next operations are in it, 1 where the last step comes first; embed: width; rope: "
      "size, turned; cache, attention: size of a key, of a value, key heads, positions; delay: "
-     "width, steps, positions"),
+     "width, steps, positions; moe: floats of a token, of a result, of the experts' scratch memory behind the "
+     "workspace"),
     ("u32", "sa", 4, "strides of a, in floats; for cache, attention the window (0: none) and a `sight` value"),
     ("u32", "sb", 4, "strides of b, in floats"),
     ("u32", "so", 4, "strides of out, in floats, row-major"),
@@ -265,7 +281,7 @@ LAYER = _record(
     ("u32", "capacity", 1, "tokens of a sample, or of a whole source text, an expert takes; 0: no limit"),
     ("u32", "apply", 1, "an `apply` value: what the weight multiplies"),
     ("f32", "epsilon", 1, "added to the sum of the weights, or its least value, or the sparse mixer's"),
-    ("u32", "reserved", 1, "zero"),
+    ("u32", "quantized", 1, "inputs of a token that is handed over as a quantised row; 0: as floats"),
 )  # fmt: skip
 
 EXPERT = _record(
@@ -294,7 +310,7 @@ LIMITS = {
     "FORMAT_VERSION": FORMAT_VERSION, "ALIGN_MODEL": ALIGN_MODEL, "ALIGN_CONTEXT": ALIGN_CONTEXT,
     "ALIGN_BUFFER": ALIGN_BUFFER, "HEAD_BYTES": HEAD_BYTES, "EXPERT_TILE": EXPERT_TILE, "LANES": LANES,
     "GROUP": GROUP, "PAGE": PAGE, "ACTIVATION_GROUP": ACTIVATION_GROUP, "WEIGHT_GROUP": WEIGHT_GROUP, "LIMIT": LIMIT,
-    "MAX_BATCH": MAX_BATCH, "MAX_EXPERTS": MAX_EXPERTS, "CELL_ROWS": CELL_ROWS,
+    "MAX_BATCH": MAX_BATCH, "MAX_META": MAX_META, "MAX_EXPERTS": MAX_EXPERTS, "CELL_ROWS": CELL_ROWS,
     "CELL_COLS": CELL_COLS,
 }  # fmt: skip
 

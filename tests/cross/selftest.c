@@ -45,7 +45,7 @@ int main(void)
             continue;
         }
         for (uint32_t n = 0; clb_kernels_at(n) != NULL; ++n) {
-            ctx->kernels = clb_kernels_at(n);
+            clb_use_kernels(ctx, clb_kernels_at(n));
             printf("%s %s %d\n", m->name, clb_kernels_at(n)->name, in_every_word(colibri_selftest, ctx));
         }
         if (m->init != NULL) {

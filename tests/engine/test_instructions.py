@@ -45,7 +45,7 @@ int main(int argc, char **argv)
     const size_t need = colibri_model_size(model);
     colibri_context_t *ctx = colibri_init(aligned_alloc(64, (need + 63) / 64 * 64), need, model);
     if (argv[2][0] == 'p') {
-        ctx->kernels = &clb_kernels_plain;
+        clb_use_kernels(ctx, &clb_kernels_plain);
     }
     float *x = malloc(ctx->input_size * sizeof *x), *y = malloc(ctx->output_size * sizeof *y);
     for (uint32_t i = 0; i < ctx->input_size; ++i) {

@@ -64,6 +64,7 @@ def header(program: Program, size: int, style: Style) -> str:
         "LAYERS": (len(program.layers), "MoE layers"),
         "EXPERTS": (len(program.experts), f"experts in all layers: {style.prefix}_get_num_experts()"),
         "WORST_MACS": (program.macs, "multiply-accumulates of one row, costliest route"),
+        "WORST_WORK": (program.work, "elementary steps of one row at most, these products included"),
         "WORST_WEIGHT_BYTES": (program.weight_bytes, "weight bytes one row reads, costliest route"),
     }
     include = "<stdint.h>" if style == PLAIN else '"colibri.h"'

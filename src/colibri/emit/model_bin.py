@@ -58,6 +58,9 @@ def arrange(
         offsets[name] = end
         end = spec.align(end + size, 8)
     meta_bytes = spec.align(end, spec.ALIGN_MODEL)
+    if meta_bytes > spec.MAX_META:
+        raise ExportError(f"the model's program and certificate take {meta_bytes:,} bytes, more than the format's "
+                          f"{spec.MAX_META:,}: certify it with fewer rows")  # fmt: skip
     places, end = [], meta_bytes + program.shared.size
     for expert in program.experts:
         places.append(spec.align(end, expert_align) if expert.section.size else end)
@@ -121,6 +124,7 @@ def head(
         "version": spec.FORMAT_VERSION, "max_batch": program.max_batch, "total_bytes": at.total,
         "meta_bytes": at.meta_bytes, "shared_bytes": program.shared.size, "context_bytes": program.context_bytes,
         "worst_macs": program.macs, "worst_bytes": program.weight_bytes,
+        "worst_work": program.work, "cleared_bytes": program.cleared_bytes,
         "input_floats": program.input_floats, "output_floats": program.output_floats,
         "inputs": len(program.inputs), "outputs": len(program.outputs),
         "ops": len(program.ops) + len(program.expert_ops), "main_ops": len(program.ops),
@@ -226,7 +230,8 @@ def _layer(program: Program, number: int) -> bytes:
              "first_expert": layer.first_expert, "d_in": layer.d_in, "d_out": layer.d_out, "tile": layer.tile,
              "groups": router.groups, "kept_groups": router.kept_groups,
              "group_rule": _value("group_rule", router.group_rule), "capacity": router.capacity,
-             "apply": _value("apply", router.apply), "epsilon": router.epsilon},
+             "apply": _value("apply", router.apply), "epsilon": router.epsilon,
+             "quantized": layer.quantized},
         ).tobytes()
     )  # fmt: skip
 

@@ -12,6 +12,6 @@ int run(const uint8_t *model, void *memory, size_t size, float *output, uint32_t
     if (ctx == NULL) {
         return -2;
     }
-    ctx->kernels = clb_kernels_at(n);
+    clb_use_kernels(ctx, clb_kernels_at(n));
     return colibri_selftest(ctx, output);
 }
