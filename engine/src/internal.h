@@ -19,6 +19,15 @@
 
 #include <string.h>
 
+/* Under -ffreestanding or -fno-builtin their names are calls whatever the size; the built-in ones are moves where that is
+ * known, and the same calls where it is not. */
+#if defined(__GNUC__)
+#undef memcpy
+#undef memset
+#define memcpy __builtin_memcpy
+#define memset __builtin_memset
+#endif
+
 /* An exported model.c includes the engine's files as one unit (generated.h): nothing in them is seen from outside. Where the
  * model has few operations (CLB_FOLDED), what walks the program is folded with their records into straight code; more of
  * them share it, and keep their records. */
@@ -245,11 +254,12 @@ CLB_INTERNAL float clb_lane_tree(const float lanes[CLB_LANES]);
 static inline uint32_t clb_min(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static inline uint32_t clb_ceil(uint32_t n, uint32_t by) { return n / by + (n % by != 0); }
 
-/* Tasks 0 to below `count`, over the caller's threads where that is worth it. A macro: a task called by its name is folded. */
+/* Tasks 0 to below `count`, over the caller's threads where that is worth it, and where there are any: a small core works
+ * alone, without the 64-bit divisions that share work out. A macro: a task called by its name is folded. */
 #define CLB_SPREAD(ctx, worth, task, arg, count)                                                                       \
     do {                                                                                                               \
         const uint32_t tasks = count;                                                                                  \
-        if ((worth) && tasks > 1) {                                                                                    \
+        if (!CLB_SCALAR && (worth) && tasks > 1) {                                                                                    \
             (ctx)->parallel((ctx)->parallel_user, task, arg, tasks);                                                   \
         } else {                                                                                                       \
             for (uint32_t n = 0; n < tasks; ++n) {                                                                     \
