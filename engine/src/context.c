@@ -57,6 +57,9 @@ void colibri_forward(colibri_context_t *ctx, const float *input, float *output, 
                   : tokens != 0 && (position > tokens || samples > tokens - position || ctx->source > tokens)
                       ? COLIBRI_ERR_CONTEXT
                       : COLIBRI_OK;
+    if (((uintptr_t)input | (uintptr_t)output) % sizeof(float) != 0) { /* loads of several floats would fault */
+        ctx->status = COLIBRI_ERR_MISALIGNED;
+    }
     RETURN_IF(ctx->status != COLIBRI_OK, );
     const uint32_t tail = CLB_USED_TEXT && part ? samples - (uint32_t)ctx->tail : 0;
     /* Nothing before the tail is written to the output, which begins with the tail's first row. */

@@ -180,8 +180,9 @@ CLB_INTERNAL int clb_read_header(const uint8_t *model, const clb_header **header
 CLB_INTERNAL int clb_validate(const uint8_t *model, uint64_t size, clb_model *parsed);
 void clb_parse(const uint8_t *model, clb_model *parsed);
 
-/* selftest.c */
+/* selftest.c: of the bytes alone, or behind others whose checksum is `before` */
 CLB_INTERNAL uint32_t clb_crc32(const void *data, uint64_t bytes);
+CLB_INTERNAL uint32_t clb_crc32_on(uint32_t before, const void *data, uint64_t bytes);
 
 /* context.c: why a context cannot live there */
 CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t context_bytes);

@@ -179,9 +179,8 @@ def _key(*options: Any) -> str:
 
 def _write_c(program: Program, image: Path, style: c_source.Style) -> None:
     """model.h beside the model, and where it is small enough for firmware model.c."""
-    size = image.stat().st_size
-    if size <= _GENERATED_BYTES:
+    if image.stat().st_size <= _GENERATED_BYTES:
         texts = c_source.files(program, image.read_bytes(), style)
     else:
-        texts = {"model.h": c_source.header(program, size, style)}
+        texts = {"model.h": c_source.header(program, open_package(image), style)}
     write_files({image.parent / name: text.encode() for name, text in texts.items()}, image.parent)
