@@ -143,7 +143,7 @@ def measure(
     found = elf.read(image)
     flash = found.bytes_of(".text", ".rodata", ".ARM.exidx", ".data")
     rows_bytes = rows.nbytes  # the example's own data, not the meter's
-    return Figures(flash=flash - rows_bytes, model=len(made.image), selftest=built.selftest_bytes or 0,
+    return Figures(flash=flash - rows_bytes, model=built.model_bytes or 0, selftest=built.selftest_bytes or 0,
                    ram=found.bytes_of(".data", ".bss"), stack=stack, instructions=printed["instructions"])  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from rich.table import Table
 
 from colibri import cli_language, exporter, firmware, spec, toolchain
 from colibri.diff import compare
+from colibri.emit.files import require_one_export
 from colibri.engine import load
 from colibri.errors import ColibriError, ExportError, ModelError
 from colibri.frontends.language_models import load_checkpoint
@@ -337,6 +338,8 @@ def verify(model: ModelPath, as_json: Json = False, debug: Debug = False) -> Non
     with errors(as_json, debug):
         start = time.perf_counter()
         loaded = load(model)
+        if Path(loaded.package.path).name == "model.bin":
+            require_one_export(Path(loaded.package.path).parent)
         loaded.selftest()
         rows = int(loaded.package.header["golden_rows"])
         if rows == 0:
@@ -423,9 +426,9 @@ def _size_report(directory: Path, built: toolchain.Built, as_json: bool) -> dict
         "code_bytes": built.text_bytes, "constant_bytes": built.rodata_bytes, "model_bytes": summary["file_bytes"],
         "weight_bytes": summary["weight_bytes"], "context_bytes": summary["context_bytes"],
     }  # fmt: skip
-    if built.selftest_bytes is not None:
-        report["flash_bytes"] = built.flash_bytes
-        report["selftest_bytes"] = built.selftest_bytes
+    if built.flash_bytes is not None:
+        report |= {"model_bytes": built.model_bytes, "flash_bytes": built.flash_bytes,
+                   "selftest_bytes": built.selftest_bytes, "check_bytes": built.check_bytes}  # fmt: skip
     if as_json:
         report["stack_bytes"] = built.stack
     elif built.stack is None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from colibri import exporter, targets
-from tests.engine.conftest import compiler, example
 from tests.cross.test_targets import FLAGS
+from tests.engine.conftest import compiler, example
 from tools import size
 
 LEVELS = ("-O0", "-Og", "-O1", "-O2", "-O3", "-Os", "-O3 -flto -ffat-lto-objects")

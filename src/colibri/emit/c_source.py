@@ -97,8 +97,8 @@ def header(program: Program, package: Package, style: Style) -> str:
         numbers = ", ".join(map(str, experts))
         lines.append(f"/* layer {layer}: no golden row chooses expert {numbers}: the self-test does not run it */")
     rows = [f"(ctx)->{kind}_size == {name}_MODEL_{kind.upper()}_SIZE" for kind in ("input", "output")]
-    lines += ["", "/* Whether a context's model has rows of the sizes above: ask it before colibri_forward where model.bin",
-              "   can be replaced without compiling the program again. */",
+    lines += ["", "/* Whether a context's model has rows of the sizes above: ask first where model.bin can be replaced",
+              "   without compiling the program again. */",
               f"#define {name}_MODEL_FITS(ctx) \\", f"    ({' && '.join(rows)})", "",
               "#ifdef __cplusplus", 'extern "C" {', "#endif", "",
               f"extern const uint8_t {style.prefix}_model[]; /* {spec.ALIGN_MODEL}-byte aligned */", ""]  # fmt: skip
@@ -242,7 +242,7 @@ def _linker_lines(package: Package) -> str:
     lines = [
         "/* The experts' weights, the most used on the calibration data first: lines for an output section of fast",
         "   memory, as .fast in board.ld, that stands before the section of .rodata.model. An expert without a line",
-        "   there stays in flash. The start-up code copies the section. */",
+        f"   there stays in flash. The start-up code copies the section. Written by colibri {spec.VERSION}. */",
     ]
     for n in order:
         e = package.experts[n]
