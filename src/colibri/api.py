@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from colibri import exporter, spec
+from colibri import exporter
 from colibri.errors import ExportError, ExportWarning
 
 try:
@@ -38,7 +38,10 @@ def export(
     prune_experts: Sequence[tuple[int, int]] = (),
     max_batch: int | None = None,
     name: str | None = None,
-    expert_align: int = spec.ALIGN_EXPERT,
+    expert_align: int | None = None,
+    prefix: str = exporter.PLAIN.prefix,
+    expert_sections: bool = False,
+    firmware: bool = False,
     stream: int | None = None,
 ) -> Report:
     """Export a `torch.nn.Module` to the directory `path` (model.bin, model.h, model.c), or to one `….bin` file.
@@ -57,6 +60,10 @@ def export(
     `calibration` never chooses; "none" takes out none. prune_experts: (layer, expert) pairs to take out besides. The
     report says what went, why, and what that changed.
 
+    expert_align: bytes each expert is aligned to in model.bin; by default a page, or with `firmware` the 64 that flash
+    needs. (model.c compiled as firmware has no gaps in any case.) prefix: what names in model.h and model.c begin with.
+    expert_sections: each expert's weights in a section of their own, for a linker to place.
+
     stream: the axis of time (1 for inputs (batch, time, …), 2 for (batch, channels, time)). The exported model then
     takes one moment at a time and keeps what it needs of the past in its context, until that is initialised again: GRUs
     and causal convolutions step by step. What needs the future or the whole sequence is refused.
@@ -68,6 +75,7 @@ def export(
     """
     if prune == "unused" and calibration is None:
         raise ExportError("pruning unused experts needs real rows to know them by: pass calibration=rows")
+    style = exporter.Style(prefix, expert_sections)
     imported = from_torch(module, example_inputs, calibration, name or type(module).__name__)
     built = exporter.build(
         imported.graph,
@@ -75,10 +83,10 @@ def export(
         selection=exporter.Selection(prune, tuple(prune_experts)),
         max_batch=max_batch or (imported.batch if stream is None else 1),
         calibration=imported.rows,
-        expert_align=expert_align,
+        expert_align=exporter.alignment(expert_align, firmware),
         stream_axis=stream,
     )
-    exporter.write(built, path)
+    exporter.write(built, path, style)
     imported.report.quality, imported.report.pruning = built.quality, built.pruning
     for warning in imported.report.warnings:
         warnings.warn(warning, ExportWarning, stacklevel=2)

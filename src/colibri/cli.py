@@ -151,8 +151,11 @@ def export(
     ] = None,
     max_batch: MaxBatch = None,
     expert_align: Annotated[
-        int, typer.Option(help="Bytes each expert is aligned to; 64 saves flash.")
-    ] = spec.ALIGN_EXPERT,
+        int | None, typer.Option(help="Bytes each expert is aligned to in model.bin; default: a page, of firmware 64.")
+    ] = None,
+    for_firmware: Annotated[
+        bool, typer.Option("--firmware", help="For a microcontroller: experts need no pages of their own in model.bin.")
+    ] = False,
     prefix: Annotated[
         str, typer.Option(help="What names in model.h and model.c begin with, for several models in one firmware.")
     ] = exporter.PLAIN.prefix,
@@ -189,7 +192,8 @@ def export(
                     raise ExportError(f"{option} is not for language models: leave it out")
             style = exporter.Style(prefix, expert_sections)
             summary = _export_language(model, output, dtype, activations, residual_share, context, cache, max_batch,
-                                       expert_align, style, workers, as_json)  # fmt: skip
+                                       exporter.alignment(expert_align, for_firmware), style, workers,
+                                       as_json)  # fmt: skip
         show(summary, as_json)
         return
     with errors(as_json, debug), _progress(as_json) as advance:
@@ -205,7 +209,8 @@ def export(
         how = exporter.Quantization(dtype, activations, residual_share, _bytes(budget), max_error)
         batch = max_batch or (batch if stream is None else 1)
         built = exporter.build(graph, quantization=how, selection=selection, max_batch=batch, calibration=rows,
-                               expert_align=expert_align, on_stage=advance, stream_axis=stream)  # fmt: skip
+                               expert_align=exporter.alignment(expert_align, for_firmware), on_stage=advance,
+                               stream_axis=stream)  # fmt: skip
         target = exporter.write(built, output, style)
     summary = {**built.summary(), "path": str(target)}
     if report is not None:

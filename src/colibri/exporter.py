@@ -84,6 +84,11 @@ class Export:
         }
 
 
+def alignment(expert_align: int | None, firmware: bool) -> int:
+    """Bytes each expert is aligned to in model.bin: what was asked for, or what flash or a system's pages need."""
+    return expert_align or (spec.ALIGN_MODEL if firmware else spec.ALIGN_EXPERT)
+
+
 def build(
     graph: Graph,
     *,
