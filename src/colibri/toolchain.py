@@ -24,6 +24,7 @@ from colibri.targets import Target, find
 
 STACK_OF = ("init", "forward", "selftest")  # with the prefix of the model's functions
 _NO_STACK_FRAMES = ("pool.ci", "map.ci", "prefetch.ci")  # the host layer is no part of the engine
+ZIG = (sys.executable, "-P", "-m", "ziglang")  # -P: no module of the directory it runs in
 _PROBE = """\
 /* The smallest program around the model, to see what the linker keeps. */
 #include "colibri_inspect.h"
@@ -79,8 +80,8 @@ class Built:
 
     `shared_library` is None on a bare machine, and the module for WebAssembly, which has no `model_object`. Bytes of
     code and constants are those of the shared library; on a bare machine, of what a linker keeps for this model.
-    `stack` has this model's worst case of STACK_OF, or is None where the compiler gives no call graph; `flash_bytes` is
-    what a bare machine's flash holds, the `model_bytes` of the model included, and `selftest_bytes` and `check_bytes`
+    `stack` has this model's worst case of STACK_OF and, on a bare machine, of the check, or is None where the compiler
+    gives no call graph; `flash_bytes` is what a bare machine's flash holds, the `model_bytes` of the model included, and `selftest_bytes` and `check_bytes`
     what colibri_selftest and colibri_check_flash add to it.
     """
 
@@ -115,9 +116,8 @@ def choose(target: Target | None, toolchain: Toolchain = Toolchain.auto, compile
         debian = shutil.which(target.compiler) is not None and shutil.which(target.archiver) is not None
         zig = importlib.util.find_spec("ziglang") is not None
         if zig and (toolchain is Toolchain.zig or not debian):
-            command = (sys.executable, "-P", "-m", "ziglang")  # no module of the directory it runs in
-            return _installed(Compiler((*command, "cc", *target.zig, "-g0", *_headers(target, zig=True)),
-                                       (*command, "ar"), make=target.zig_make, link=()))  # fmt: skip
+            return _installed(Compiler((*ZIG, "cc", *target.zig, "-g0", *_headers(target, zig=True)),
+                                       (*ZIG, "ar"), make=target.zig_make, link=()))  # fmt: skip
         if toolchain is Toolchain.zig:
             raise ColibriError("ziglang is not installed: pip install ziglang")
         if not debian:
@@ -150,7 +150,7 @@ def is_zig(compiler: Compiler) -> bool:
 
 def flags_of(compiler: Compiler) -> tuple[str, ...]:
     """Its flags for the machine, without the command."""
-    return compiler.cc[5:] if is_zig(compiler) else compiler.cc[1:]
+    return compiler.cc[len(ZIG) + 1 :] if is_zig(compiler) else compiler.cc[1:]
 
 
 def _installed(compiler: Compiler) -> Compiler:
@@ -187,11 +187,11 @@ def build(
     _forget_other_compilers(output, cc)
 
     archive, shared, model = (output / name for name in ("libcolibri.a", "libcolibri.so", "model.o"))
-    with _plain_name(output) as build:
+    with plain_name(output) as build:
         static = f"{build}/{archive.name}"
         # The compiler's flags are part of its name here: they say what machine it compiles for.
         command = ["make", f"-j{os.cpu_count() or 1}", "-C", str(engine_directory()), f"BUILD={build}",
-                   f"CC={_for_make(cc)}", f"AR={_for_make(tools.ar)}", *tools.make, static]  # fmt: skip
+                   f"CC={for_make(cc)}", f"AR={for_make(tools.ar)}", *tools.make, static]  # fmt: skip
         _run([*command, *([f"{build}/{shared.name}"] if system == "linux" else ["PIC="])])
     shutil.copytree(engine_directory() / "include", output / "include", dirs_exist_ok=True,
                     ignore=shutil.ignore_patterns("colibri_host.h", "colibri_ring.h"))  # fmt: skip
@@ -217,7 +217,7 @@ def build(
 
 
 @contextmanager
-def _plain_name(directory: Path) -> Iterator[Path]:
+def plain_name(directory: Path) -> Iterator[Path]:
     """Another name of a directory, of letters that mean nothing to make or a shell."""
     places = [place for place in (tempfile.gettempdir(), "/tmp") if re.fullmatch(r"[\w./+-]+", place, re.A)]
     with tempfile.TemporaryDirectory(prefix="colibri-", dir=places[0]) as folder:
@@ -226,7 +226,7 @@ def _plain_name(directory: Path) -> Iterator[Path]:
         yield link
 
 
-def _for_make(command: Sequence[str]) -> str:
+def for_make(command: Sequence[str]) -> str:
     """A command as the value of a variable of make, which hands it to a shell."""
     text = shlex.join(command)
     if any(not character.isprintable() for character in text):
@@ -290,16 +290,19 @@ def _measured(export: Path, target: Target, tools: Compiler, archive: Path, mode
     model_bytes = elf.read(model).bytes_of(".rodata.model")
     context_bytes = int(open_package(export).header["context_bytes"])
     script = linker_script(target, model_bytes + (1 << 20), 2 * context_bytes + (1 << 20))
-    sizes = []
+    sizes: list[tuple[int, int]] = []
+    linked: set[str] = set()
     for name, define in (("probe", ()), ("probe_selftest", ("-DSELFTEST",)), ("probe_check", ("-DCHECK",))):
         parts = [f"-I{export}", *define, probe, model, archive, "-Wl,-e,main"]
         image = elf.read(link_bare(tools, script, parts, output / f"{name}.elf"))
+        linked |= image.functions.keys()
         code = image.bytes_of(".text") - image.functions["main"]
         sizes.append((code, image.bytes_of(".rodata", ".ARM.exidx", ".data") - model_bytes))
     stack = None
     if stacks:
         objects = linked_objects(model, output.glob("*.o"), prefix)
-        stack = _stack([path.with_suffix(".ci") for path in objects], prefix, frozenset(image.functions))
+        graphs = [path.with_suffix(".ci") for path in objects]
+        stack = _stack(graphs, prefix, (*STACK_OF, "check_flash"), frozenset(linked))
     least, selftest, check = map(sum, sizes)
     return Built(archive, None, model, *sizes[0], least + model_bytes, model_bytes, selftest - least, check - least,
                  stack)  # fmt: skip
@@ -333,14 +336,15 @@ def linked_objects(model: Path, objects: Iterable[Path], prefix: str) -> list[Pa
 
 
 def _stack(
-    graphs: Iterable[Path], prefix: str, linked: frozenset[str] | None = None, never: Collection[str] = ()
-) -> dict[str, int]:
+    graphs: Iterable[Path], prefix: str, names: Iterable[str] = STACK_OF, linked: frozenset[str] | None = None,
+    never: Collection[str] = (),
+) -> dict[str, int]:  # fmt: skip
     """`never`: functions that this model does not call, in an engine that serves all."""
     try:
         graph = callgraph.read(sorted(graphs), engine_directory(), linked)
         for called in graph.calls.values():
             called.difference_update(never)
-        return {f"{prefix}_{name}": graph.worst(f"{prefix}_{name}")[0] for name in STACK_OF}
+        return {f"{prefix}_{name}": graph.worst(f"{prefix}_{name}")[0] for name in names}
     except callgraph.StackError as error:
         raise ColibriError(f"the worst-case stack is not known: {error}") from None
 

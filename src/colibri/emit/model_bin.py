@@ -159,7 +159,7 @@ def _value(enum: str, name: str) -> int:
 def _ports(ports: Sequence[tuple[str, Shape]]) -> Any:
     rows = np.zeros(len(ports), spec.PORT.dtype)
     for row, (name, shape) in zip(rows, ports, strict=True):
-        text = name.encode()[: spec.PORT.fields[0].count - 1]
+        text = name.encode(errors="replace")[: spec.PORT.fields[0].count - 1]
         row["name"][: len(text)] = np.frombuffer(text, np.uint8)
         if len(shape) > 6:
             raise ExportError(f"{name}: {len(shape)} axes; the model format holds 6: reshape it in the model")
