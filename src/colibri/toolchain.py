@@ -81,8 +81,8 @@ class Built:
     `shared_library` is None on a bare machine, and the module for WebAssembly, which has no `model_object`. Bytes of
     code and constants are those of the shared library; on a bare machine, of what a linker keeps for this model.
     `stack` has this model's worst case of STACK_OF and, on a bare machine, of the check, or is None where the compiler
-    gives no call graph; `flash_bytes` is what a bare machine's flash holds, the `model_bytes` of the model included, and `selftest_bytes` and `check_bytes`
-    what colibri_selftest and colibri_check_flash add to it.
+    gives no call graph. `flash_bytes` is what a bare machine's flash holds, the `model_bytes` of the model in it, and
+    `selftest_bytes` and `check_bytes` what colibri_selftest and colibri_check_flash add to it.
     """
 
     static_library: Path
