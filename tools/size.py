@@ -78,7 +78,8 @@ def host_lines(engine: Path = ENGINE) -> dict[str, int]:
 
 def tokenizer_lines(engine: Path = ENGINE) -> dict[str, int]:
     """Code lines of the optional tokenizer, by path relative to the engine."""
-    files = [*(engine / "lm").glob("tokenizer*"), *(engine / "include" / name for name in TOKENIZER if name.endswith(".h"))]
+    headers = [engine / "include" / name for name in TOKENIZER if name.endswith(".h")]
+    files = [*(engine / "lm").glob("tokenizer*"), *headers]
     return {str(p.relative_to(engine)): code_lines(p.read_text(encoding="utf-8")) for p in sorted(files)}
 
 

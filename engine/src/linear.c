@@ -47,7 +47,7 @@ CLB_STATIC_WALK void run_chunk(void *arg, uint32_t index)
     while (sample < t->samples) {
         clb_next_tile(op, t->samples, t->frame, &sample, &row, &tile);
         for (uint32_t at = first; at < end; at += CLB_PANEL) {
-            kernels->panel(&t->matrix, &tile, at, clb_min(end - at, CLB_PANEL));
+            CLB_PANEL_OF(kernels)(&t->matrix, &tile, at, clb_min(end - at, CLB_PANEL));
         }
         if (CLB_USED_RESIDUAL && t->matrix.residual != NULL) {
             kernels->residual(&t->matrix, &tile, first / CELL_BLOCKS, clb_ceil(end, CELL_BLOCKS));

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from colibri import spec, weights
+from colibri import arithmetic, spec, weights
 from colibri.certify import Certificate, certify, random_text
 from colibri.emit import c_source, model_bin
 from colibri.emit.c_source import PLAIN as PLAIN
@@ -89,6 +89,7 @@ def alignment(expert_align: int | None, firmware: bool) -> int:
     return expert_align or (spec.ALIGN_MODEL if firmware else spec.ALIGN_EXPERT)
 
 
+@arithmetic.standard()
 def build(
     graph: Graph,
     *,
