@@ -93,8 +93,11 @@ OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
             total[row][i] = 0.0f;
         }
         const float *start = m->adds ? tile->out[row] + at : sums;
-        for (uint32_t i = 0; start != NULL && i < outputs; ++i) {
+        for (uint32_t i = 0; !CLB_SCALAR && start != NULL && i < outputs; ++i) {
             total[row][i] = start[i];
+        }
+        UNROLL for (uint32_t i = 0; i < (CLB_SCALAR ? CLB_LANES : 0); ++i) { /* else a call of memcpy on some small cores */
+            total[row][i] = start != NULL && i < outputs ? start[i] : 0.0f;
         }
     }
     multiply(m, matrix, outputs, tile, total);

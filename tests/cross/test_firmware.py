@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from colibri import elf, targets, toolchain
+from colibri import elf, spec, targets, toolchain
 from tests.cross.targets import firmware
 
 EXAMPLE = Path(firmware.__file__).parent
@@ -53,7 +53,7 @@ def test_a_freestanding_build_takes_no_more_than_it_did(key: str, tmp_path: Path
     for what, value in asdict(found).items():
         assert value <= GROWTH * known[key][what], f"{what}: {value}, {known[key][what]} before"
     hosted = known[key.removesuffix(" freestanding")]
-    assert known[key]["instructions"] <= 1.05 * hosted["instructions"]
+    assert known[key]["instructions"] <= 1.08 * hosted["instructions"]
 
 
 @pytest.mark.parametrize("name", ["cortex-m4", "cortex-m7"])
@@ -85,6 +85,18 @@ def test_experts_copied_to_ram_give_the_same_bits(tmp_path: Path) -> None:
     assert weights[0] + weights[2] <= elf.read(image).bytes_of(".fast") < sum(weights)
     assert {"expert_0", "expert_1", "expert_2"} == set(re.findall(r"expert_\d", (tmp_path / "experts.ld").read_text()))
     assert f"digest {firmware.expected_digest(made, rows):#010x}" in firmware.run(image, board)
+
+
+def test_a_row_that_is_not_aligned_is_refused_by_name(tmp_path: Path) -> None:
+    """B8: a core may fault where it loads several floats at once."""
+    need("cortex-m7")
+    made, rows = firmware.export("fp32")
+    program = str(Path(__file__).with_name("unaligned.c"))
+    image, _ = firmware.link(made, rows[:1], firmware.BOARDS["cortex-m7"], tmp_path, program, DEBIAN)
+    printed = re.findall(r"^(\w+) 0x(\w{8})$", firmware.run(image, firmware.BOARDS["cortex-m7"]), re.M)
+    refused = spec.error_code("MISALIGNED")
+    expected = {"input": refused, "output": refused, "aligned": 0}
+    assert len(printed) == 6 and all(int(value, 16) == expected[name] for name, value in printed), printed
 
 
 def test_the_documented_table_is_the_measured_one() -> None:
