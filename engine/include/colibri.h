@@ -66,6 +66,11 @@ enum colibri_error {
     COLIBRI_ERR_ARITHMETIC = 35,  /* this build or machine does not compute as IEEE 754 says: compile without options that change floats (docs/arithmetic.md) */
     COLIBRI_ERR_BUSY = 36,        /* the context is running already: a hook or another thread needs a context of its own */
     COLIBRI_ERR_UNFINISHED = 37,  /* the self-test would end the text or stream that this context holds: test a second context, or set position and source to 0 */
+    COLIBRI_ERR_VOCABULARY = 38,  /* a token, merge or template of the tokenizer.bin is not valid: write it again */
+    COLIBRI_ERR_ADDED_TOKEN = 39, /* the added tokens of the tokenizer.bin are not tries of whole characters: write it again */
+    COLIBRI_ERR_PATTERN = 40,     /* a split pattern or a character class of the tokenizer.bin is not valid: write it again */
+    COLIBRI_ERR_NORMAL_FORM = 41, /* the normal form (NFC) of the tokenizer.bin is not valid: write it again */
+    COLIBRI_ERR_TOO_SLOW = 42,    /* the patterns or added tokens of the tokenizer.bin take too much work for this text: write it again */
     /* end of errors */
 };
 
@@ -116,11 +121,13 @@ COLIBRI_API colibri_context_t *colibri_init(void *mem, size_t mem_size, const ui
  *   input   float32, shape (batch_size, ctx->input_size), at a multiple of 4 bytes
  *   output  float32, shape (batch_size, ctx->output_size), the same; must not overlap `input`
  *   batch_size  1 … ctx->max_batch
- * Sets ctx->status. On misuse (COLIBRI_ERR_NULL, COLIBRI_ERR_BATCH, COLIBRI_ERR_MISALIGNED) the output is left untouched; a null or freed ctx
- * does nothing. NaN and infinity in the input follow IEEE 754; a router counts a NaN logit as the lowest; a NaN in the
- * output is always 0x7FC00000. Makes no system call, bounded stack: usable in an interrupt handler where the
- * processor saves the floating-point registers by itself, or the handler does. A Cortex-M with an FPU saves them with
- * FPCCR.ASPEN and LSPEN as they are after reset; with ASPEN off the interrupted code computes wrong numbers. */
+ * Sets ctx->status. On misuse (COLIBRI_ERR_NULL, COLIBRI_ERR_BATCH, COLIBRI_ERR_MISALIGNED, COLIBRI_ERR_BUSY) the output
+ * is left untouched, and where this build or machine does not compute as IEEE 754 says (COLIBRI_ERR_ARITHMETIC); a null
+ * or freed ctx does nothing. Sets the floating-point control word for itself where it is not the standard one, and gives
+ * it back. NaN and infinity in the input follow IEEE 754; a router counts a NaN logit as the lowest; a NaN in the output
+ * is always 0x7FC00000. Makes no system call, bounded stack: usable in an interrupt handler where the processor saves the
+ * floating-point registers by itself, or the handler does. A Cortex-M with an FPU saves them with FPCCR.ASPEN and LSPEN
+ * as they are after reset; with ASPEN off the interrupted code computes wrong numbers. */
 COLIBRI_API void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size);
 
 /* End the context: later colibri_forward calls do nothing. Releases nothing, for nothing was acquired; NULL is fine. */
