@@ -93,11 +93,14 @@ OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
             total[row][i] = 0.0f;
         }
         const float *start = m->adds ? tile->out[row] + at : sums;
-        for (uint32_t i = 0; !CLB_SCALAR && start != NULL && i < outputs; ++i) {
-            total[row][i] = start[i];
+        if (CLB_SCALAR) { /* a plain copy would be a call of memcpy on some small cores */
+            UNROLL for (uint32_t i = 0; i < CLB_LANES; ++i) {
+                total[row][i] = start != NULL && i < outputs ? start[i] : 0.0f;
+            }
+            continue;
         }
-        UNROLL for (uint32_t i = 0; i < (CLB_SCALAR ? CLB_LANES : 0); ++i) { /* else a call of memcpy on some small cores */
-            total[row][i] = start != NULL && i < outputs ? start[i] : 0.0f;
+        for (uint32_t i = 0; start != NULL && i < outputs; ++i) {
+            total[row][i] = start[i];
         }
     }
     multiply(m, matrix, outputs, tile, total);
