@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -146,7 +147,10 @@ def test_build_for_another_machine(name: str, exported: Path, tmp_path: Path) ->
     bare = target.system == "bare"
     assert ("shared_library" in built) == (not bare)
     assert 0 < built["code_bytes"] < (60_000 if bare else 200_000)
-    assert built["model_bytes"] == (exported / "model.bin").stat().st_size > built["weight_bytes"] > 0
+    header = (exported / "model.h").read_text(encoding="utf-8")
+    stated = re.search(rf"MODEL_{'FLASH_BYTES' if bare else 'BYTES'} (\d+)u", header)
+    assert stated is not None and built["model_bytes"] == int(stated[1]) > built["weight_bytes"] > 0
+    assert built["model_bytes"] <= (exported / "model.bin").stat().st_size
     assert (tmp_path / "b/include/colibri.h").is_file()
     if target.other_compiler:  # clang writes no call graph
         assert built["stack_bytes"] is None

@@ -136,14 +136,14 @@ def variants(peers_python: Path) -> list[Variant]:
 
 def measure(variant: Variant, work: Work, empty: dict[str, int]) -> Row:
     """Builds it, runs it, compares its answers; raises LeftOut where it cannot be made or is wrong."""
-    folder = _fresh(work.folder / re.sub(r"\W+", "-", f"{variant.name} {variant.dtype}".lower()))
+    folder = fresh(work.folder / re.sub(r"\W+", "-", f"{variant.name} {variant.dtype}".lower()))
     if variant.prepare is not None:
         variant.prepare(work.headers, folder)
     image, peer = link(variant, work, folder)
     return _row(variant, image, _constants(image, peer), work, empty)
 
 
-def _fresh(folder: Path) -> Path:
+def fresh(folder: Path) -> Path:
     """Empty: no file of an earlier run, from which a tool that failed could seem to have succeeded."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -186,7 +186,7 @@ def _constants(image: Path, peer: Path) -> int:
     return sum(int(size, 16) for size, _, name in linked if name in names)
 
 
-def _bytes(image: Path) -> dict[str, int]:
+def image_bytes(image: Path) -> dict[str, int]:
     sections = elf.read(image).sections
     return {"flash": sum(sections.get(s, 0) for s in FLASH), "ram": sum(sections.get(s, 0) for s in RAM)}
 
@@ -206,7 +206,7 @@ def _row(variant: Variant, image: Path, constants: int, work: Work, empty: dict[
         raise LeftOut(f"wrong: an answer is {error:.2g} off")
     if not abs(mape - float_mape) <= MAPE_TOLERANCE:
         raise LeftOut(f"wrong: MAPE {mape:.3f} % instead of {float_mape:.3f} %")
-    size = _bytes(image)
+    size = image_bytes(image)
     return Row(
         variant, size["flash"] - empty["flash"] - constants, constants, size["ram"] - empty["ram"], values["stack"],
         values["instructions"], error, mape,
@@ -226,7 +226,7 @@ def colibri(dtype: str, work: Work, empty: dict[str, int], program: str = "colib
 
 def _link_colibri(dtype: str, work: Work, program: str) -> tuple[Path, exporter.Export]:
     made, _ = firmware.export(dtype)
-    folder = _fresh(work.folder / f"{Path(program).stem}-{dtype}")
+    folder = fresh(work.folder / f"{Path(program).stem}-{dtype}")
     for file in (HERE / "harness.c", HERE / "harness.h", BOARDS / "board.h"):
         shutil.copy(file, folder)  # where the example's command looks for files
     return firmware.link(made, work.rows, BOARD, folder, str(HERE / "peers" / program))[0], made
@@ -255,6 +255,14 @@ def prepare(folder: Path, peers_python: Path, rows: int | None = None) -> Work:
     return work
 
 
+def hand_counts() -> dict[str, hand_count.Count]:
+    """What the costliest route asks for at the least, by precision."""
+    checkpoint = load_file(METER / "checkpoint.safetensors")
+    architecture = json.loads((METER / "architecture.json").read_text(encoding="utf-8"))
+    layers, experts = hand_count.costliest_route(architecture, {k: v.shape for k, v in checkpoint.items()})
+    return {"int8": hand_count.int8(layers, experts), "fp32": hand_count.fp32(layers, experts)}
+
+
 def main() -> None:
     """Measures everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -265,8 +273,8 @@ def main() -> None:
 
     # Absolute, for the tools run elsewhere; not resolved, since a virtual environment's interpreter is a link.
     work = prepare(options.folder.absolute(), options.peers_python.absolute())
-    image, _ = link(Variant("empty", "empty.c", "fp32"), work, _fresh(work.folder / "empty"))
-    empty = _bytes(image)
+    image, _ = link(Variant("empty", "empty.c", "fp32"), work, fresh(work.folder / "empty"))
+    empty = image_bytes(image)
     table: list[Row] = []
     left_out: list[tuple[Variant, str]] = []
     for dtype in ("fp32", "int8"):
@@ -277,10 +285,7 @@ def main() -> None:
             table.append(measure(variant, work, empty))
         except LeftOut as reason:
             left_out.append((variant, str(reason)))
-    checkpoint = load_file(METER / "checkpoint.safetensors")
-    architecture = json.loads((METER / "architecture.json").read_text(encoding="utf-8"))
-    layers, experts = hand_count.costliest_route(architecture, {k: v.shape for k, v in checkpoint.items()})
-    counts = {"int8": hand_count.int8(layers, experts), "fp32": hand_count.fp32(layers, experts)}
+    counts = hand_counts()
 
     profiles = {dtype: profile(dtype, options.folder.absolute() / "profile") for dtype in counts}
     facts = page.Facts(

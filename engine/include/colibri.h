@@ -30,7 +30,7 @@ enum colibri_error {
     /* generated: errors */
     COLIBRI_OK = 0,               /* no error */
     COLIBRI_ERR_NULL = 1,         /* a pointer is null: pass the memory block, the model, the input and the output */
-    COLIBRI_ERR_MISALIGNED = 2,   /* the model or the memory block is not aligned to 64 bytes: use _Alignas(64) or aligned_alloc */
+    COLIBRI_ERR_MISALIGNED = 2,   /* the model or the memory block is not aligned to 64 bytes, or a row not to 4: use aligned_alloc */
     COLIBRI_ERR_MAGIC = 3,        /* this is not a Colibri model: the file does not start with COLIBRI; pass the exported model.bin */
     COLIBRI_ERR_VERSION = 4,      /* the model's format version is not this engine's: export it again with the matching package */
     COLIBRI_ERR_TRUNCATED = 5,    /* the model is shorter than its header says: copy or download it again */
@@ -122,14 +122,17 @@ typedef struct colibri_context {
 COLIBRI_API colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin);
 
 /* Run the model on `batch_size` rows.
- *   input   float32, shape (batch_size, ctx->input_size)
- *   output  float32, shape (batch_size, ctx->output_size); must not overlap `input`
+ *   input   float32, shape (batch_size, ctx->input_size), at a multiple of 4 bytes
+ *   output  float32, shape (batch_size, ctx->output_size), the same; must not overlap `input`
  *   batch_size  1 … ctx->max_batch
- * Sets ctx->status. On misuse (COLIBRI_ERR_NULL, COLIBRI_ERR_BATCH, COLIBRI_ERR_BUSY) the output is left untouched, and
- * where this build or machine does not compute as IEEE 754 says (COLIBRI_ERR_ARITHMETIC), or what no caller may set in the
- * context's head has changed (COLIBRI_ERR_DAMAGED); a null or freed ctx does nothing. Sets the floating-point control word for itself where it is not the standard one, and gives it back. NaN and
- * infinity in the input follow IEEE 754; a router counts a NaN logit as the lowest; a NaN in the output is always
- * 0x7FC00000. Makes no system call, bounded stack: usable in an interrupt handler. */
+ * Sets ctx->status. On misuse (COLIBRI_ERR_NULL, COLIBRI_ERR_BATCH, COLIBRI_ERR_MISALIGNED, COLIBRI_ERR_BUSY) the output
+ * is left untouched, and where this build or machine does not compute as IEEE 754 says (COLIBRI_ERR_ARITHMETIC), or what no
+ * caller may set in the context's head has changed (COLIBRI_ERR_DAMAGED); a null or freed ctx does nothing. Sets the
+ * floating-point control word for itself where it is not the standard one, and gives it back. NaN and infinity in the
+ * input follow IEEE 754; a router counts a NaN logit as the lowest; a NaN in the output is always 0x7FC00000. Makes no
+ * system call, bounded stack: usable in an interrupt handler where the processor saves the floating-point registers by
+ * itself, or the handler does. A Cortex-M with an FPU saves them with FPCCR.ASPEN and LSPEN as they are after reset; with
+ * ASPEN off the interrupted code computes wrong numbers. */
 COLIBRI_API void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size);
 
 /* End the context: later colibri_forward calls do nothing. Releases nothing, for nothing was acquired; NULL is fine. */

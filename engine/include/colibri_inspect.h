@@ -36,6 +36,13 @@ COLIBRI_API uint64_t colibri_worst_work(const uint8_t *model_bin);
  * may be forgotten (position = source = 0), as after colibri_init. Leaves on_route and user as they were. */
 COLIBRI_API int colibri_selftest(colibri_context_t *ctx, float *output);
 
+/* How far PREFIX_check_flash, which model.h declares for firmware, has come in the model's bytes. All zeros to begin with. */
+typedef struct colibri_scan {
+    uint32_t part, at, crc; /* its own */
+    uint32_t passes;        /* how often it has come to the end of the model */
+    uint32_t faults;        /* damaged parts it has met */
+} colibri_scan_t;
+
 /* The name ("COLIBRI_ERR_…") and a sentence that says what to do; never NULL. */
 COLIBRI_API const char *colibri_error_name(int error);
 COLIBRI_API const char *colibri_error_text(int error);

@@ -1,6 +1,6 @@
 /* Colibri, optional: a ring that hands over pointers from one thread to several, without locks, copies or system calls:
- * tokens to the threads that run experts, experts to the threads that fetch them. Header only, C11; the engine knows
- * nothing of it.
+ * tokens to the threads that run experts, experts to the threads that fetch them. Header only, C11 or C++11; the
+ * engine knows nothing of it.
  *
  *     static colibri_ring_slot slots[256];
  *     colibri_ring_t ring;
@@ -28,6 +28,14 @@ typedef void *colibri_ring_slot;
 #define COLIBRI_RING_LOAD(at, order) (*(at))
 #define COLIBRI_RING_STORE(at, value, order) ((void)(*(at) = (value)))
 #define COLIBRI_RING_REPLACE(at, old, value) (*(at) == *(old) ? (*(at) = (value), 1) : (*(old) = *(at), 0))
+#elif defined(__cplusplus) /* of the same size and layout as C's, so that both may use one ring */
+#include <atomic>
+typedef std::atomic<uint32_t> colibri_ring_count;
+typedef std::atomic<void *> colibri_ring_slot;
+#define COLIBRI_RING_LOAD(at, order) (at)->load(std::memory_order_##order)
+#define COLIBRI_RING_STORE(at, value, order) (at)->store(value, std::memory_order_##order)
+#define COLIBRI_RING_REPLACE(at, old, value)                                                                           \
+    (at)->compare_exchange_strong(*(old), value, std::memory_order_acq_rel, std::memory_order_acquire)
 #elif !defined(COLIBRI_RING_LOAD) /* a test brings its own, to decide which thread takes the next step */
 #include <stdatomic.h>
 typedef _Atomic(uint32_t) colibri_ring_count;

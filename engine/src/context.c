@@ -56,6 +56,8 @@ static int run(colibri_context_t *ctx, const float *input, float *output, int ba
     RETURN_IF(input == NULL || output == NULL, COLIBRI_ERR_NULL);
     RETURN_IF(batch_size < 1 || batch_size > ctx->max_batch, COLIBRI_ERR_BATCH);
     RETURN_IF(part && (!CLB_USED_TEXT || header->tail_op == header->main_ops), COLIBRI_ERR_BATCH);
+    const int aligned = ((uintptr_t)input | (uintptr_t)output) % sizeof(float) == 0; /* else a load may fault */
+    RETURN_IF(!aligned, COLIBRI_ERR_MISALIGNED);
     RETURN_IF(!room, COLIBRI_ERR_CONTEXT);
     RETURN_IF(!CLB_KERNELS(ctx)->sound(), COLIBRI_ERR_ARITHMETIC);
     const uint32_t tail = CLB_USED_TEXT && part ? samples - (uint32_t)ctx->tail : 0;

@@ -2,7 +2,7 @@
 static const char *const error_table[45][2] = {
     {"COLIBRI_OK", "no error"},
     {"COLIBRI_ERR_NULL", "a pointer is null: pass the memory block, the model, the input and the output"},
-    {"COLIBRI_ERR_MISALIGNED", "the model or the memory block is not aligned to 64 bytes: use _Alignas(64) or aligned_alloc"},
+    {"COLIBRI_ERR_MISALIGNED", "the model or the memory block is not aligned to 64 bytes, or a row not to 4: use aligned_alloc"},
     {"COLIBRI_ERR_MAGIC", "this is not a Colibri model: the file does not start with COLIBRI; pass the exported model.bin"},
     {"COLIBRI_ERR_VERSION", "the model's format version is not this engine's: export it again with the matching package"},
     {"COLIBRI_ERR_TRUNCATED", "the model is shorter than its header says: copy or download it again"},

@@ -1,7 +1,8 @@
 /* What an exported model.c with COLIBRI_GENERATED is made of: the engine's files as one unit, with the kernels of the machine
  * it is compiled for, of which only those the model uses are kept, and the five functions and the self-test for this one
- * model. Its program is code and needs no proof. The file defines before: CLB_TILE, CLB_FOLDED, CLB_USED_UNARY and the like, the names
- * of the functions where they have a prefix, colibri_model; and after: clb_run_program. */
+ * model. Its program is code and needs no proof. The file defines before: CLB_TILE, CLB_FOLDED, CLB_USED_UNARY and the
+ * like, CLB_DIGEST, CLB_PARTS, the names of the functions where they have a prefix, colibri_model; and after:
+ * clb_run_program. */
 #include "internal.h"
 
 #if defined(CLB_V128)
@@ -18,11 +19,13 @@
 #define MODEL_KERNELS clb_kernels_plain
 #endif
 
-/* What validate.c does for the generic engine: this model needs no proof, and there is no other. */
+/* What validate.c does for the generic engine: this model needs no proof, and there is no other. The bytes may come from a
+ * file of their own, so that they can be another export's than the program. */
 static inline int clb_read_header(const uint8_t *model, const clb_header **header)
 {
     *header = (const clb_header *)(const void *)colibri_model;
-    return model == colibri_model ? COLIBRI_OK : COLIBRI_ERR_MAGIC;
+    RETURN_IF(model != colibri_model, COLIBRI_ERR_MAGIC);
+    return (*header)->header_crc == CLB_DIGEST ? COLIBRI_OK : COLIBRI_ERR_HEADER;
 }
 
 static inline int clb_validate(const uint8_t *model, uint64_t size, clb_model *parsed)
@@ -46,6 +49,40 @@ static inline const clb_kernels *clb_kernels_at(uint32_t n) /* a context has non
 #include "rows.c"
 #include "selftest.c"
 #include "sequence.c"
+
+/* The model's bytes in flash, and their checksums. */
+static const struct { const uint8_t *bytes_at; uint32_t bytes, crc; } parts[] = {CLB_PARTS};
+
+/* A slice of the model's bytes, and on from the beginning behind the last; a call ends there too. */
+int colibri_check_flash(colibri_scan_t *scan, uint32_t bytes)
+{
+    enum { PARTS = sizeof parts / sizeof parts[0] };
+    RETURN_IF(scan == NULL, COLIBRI_ERR_NULL);
+    if (scan->part >= PARTS || scan->at >= parts[scan->part].bytes) { /* no scan, or that of another model */
+        scan->part = scan->at = scan->crc = 0;
+    }
+    int result = COLIBRI_OK;
+    while (bytes > 0) {
+        const uint32_t n = scan->part, count = clb_min(bytes, parts[n].bytes - scan->at);
+        scan->crc = clb_crc32_on(scan->crc, parts[n].bytes_at + scan->at, count);
+        scan->at += count;
+        bytes -= count;
+        if (scan->at < parts[n].bytes) {
+            break;
+        }
+        if (scan->crc != parts[n].crc) {
+            result = COLIBRI_ERR_CHECKSUM;
+            ++scan->faults;
+        }
+        scan->at = scan->crc = 0;
+        if (++scan->part == PARTS) {
+            scan->part = 0;
+            ++scan->passes;
+            break;
+        }
+    }
+    return result;
+}
 
 /* A layer's routing as a function of its own, with what its descriptor says in it. */
 #define ROUTE(name, its_layer)                                                                                         \

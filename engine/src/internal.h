@@ -8,6 +8,15 @@
 
 #include <string.h>
 
+/* Under -ffreestanding or -fno-builtin their names are calls whatever the size; the built-in ones are moves where that is
+ * known, and the same calls where it is not. */
+#if defined(__GNUC__)
+#undef memcpy
+#undef memset
+#define memcpy __builtin_memcpy
+#define memset __builtin_memset
+#endif
+
 /* An exported model.c includes the engine's files as one unit (generated.h): nothing in them is seen from outside. Where the
  * model has few operations (CLB_FOLDED), what walks the program is folded with their records into straight code; more of
  * them share it, and keep their records. */
@@ -185,8 +194,9 @@ CLB_INTERNAL int clb_caches_are_filled(const clb_model *model);
 /* order.c: whether a valid program reads only what it has written */
 int clb_in_order(const clb_model *model);
 
-/* selftest.c */
+/* selftest.c: of the bytes alone, or behind others whose checksum is `before` */
 CLB_INTERNAL uint32_t clb_crc32(const void *data, uint64_t bytes);
+CLB_INTERNAL uint32_t clb_crc32_on(uint32_t before, const void *data, uint64_t bytes);
 
 /* context.c: why a context cannot live there */
 CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t context_bytes);
@@ -297,11 +307,12 @@ static inline void clb_run_task(void *arg, uint32_t index)
     clb_restore(found);
 }
 
-/* Tasks 0 to below `count`, over the caller's threads where that is worth it. A macro: a task called by its name is folded. */
+/* Tasks 0 to below `count`, over the caller's threads where that is worth it, and where there are any: a small core works
+ * alone, without the 64-bit divisions that share work out. A macro: a task called by its name is folded. */
 #define CLB_SPREAD(ctx, worth, task, arg, count)                                                                       \
     do {                                                                                                               \
         const uint32_t tasks = count;                                                                                  \
-        if ((worth) && tasks > 1) {                                                                                    \
+        if (!CLB_SCALAR && (worth) && tasks > 1) {                                                                                    \
             clb_task one_of_them = {task, arg};                                                                        \
             (ctx)->parallel((ctx)->parallel_user, clb_run_task, &one_of_them, tasks);                                  \
             clb_standard(); /* a hook may have left another control word */                                            \

@@ -78,7 +78,7 @@ CLB_STATIC_WALK void multiply_by(const void *blocks, uint32_t layout, const clb_
     }
     const uint32_t fitting = (uint32_t)(CHUNK_BYTES / t.matrix.stride) / CELL_BLOCKS * CELL_BLOCKS;
     const uint64_t macs = (uint64_t)(samples - first) * op->rows * op->dims[0] * op->dims[1];
-    const int spread = ctx->parallel != NULL && macs >= PARALLEL_MACS;
+    const int spread = !CLB_SCALAR && ctx->parallel != NULL && macs >= PARALLEL_MACS;
     const uint32_t each = clb_ceil(clb_ceil(t.blocks, TASKS), CELL_BLOCKS) * CELL_BLOCKS;
     t.chunk = spread ? clb_min(fitting, each) : fitting;
     t.chunk = t.chunk > CELL_BLOCKS ? t.chunk : CELL_BLOCKS;

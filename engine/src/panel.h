@@ -93,6 +93,12 @@ OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
             total[row][i] = 0.0f;
         }
         const float *start = m->adds ? tile->out[row] + at : sums;
+        if (CLB_SCALAR) { /* a plain copy would be a call of memcpy on some small cores */
+            UNROLL for (uint32_t i = 0; i < CLB_LANES; ++i) {
+                total[row][i] = start != NULL && i < outputs ? start[i] : 0.0f;
+            }
+            continue;
+        }
         for (uint32_t i = 0; start != NULL && i < outputs; ++i) {
             total[row][i] = start[i];
         }

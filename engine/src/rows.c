@@ -114,7 +114,7 @@ CLB_WALK void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t first,
     const size_t all = (size_t)(samples - first) * op->rows;
     row_task task = {.op = op, .frame = frame, .kernel = kernel, .first = first, .samples = samples, .rows = all};
     /* sizes that count nothing are 0; a row of more floats than fit 64 bits is one no memory holds */
-    const uint64_t floats = frame->ctx->parallel == NULL ? 0
+    const uint64_t floats = CLB_SCALAR || frame->ctx->parallel == NULL ? CLB_LIMIT + 1ull
                             : (uint64_t)(op->dims[0] | !op->dims[0]) * (op->dims[1] | !op->dims[1]) *
                                   (op->dims[2] | !op->dims[2]) * (op->dims[3] | !op->dims[3]);
     const int spread = floats <= CLB_LIMIT && all * floats > TASK_FLOATS;

@@ -7,10 +7,13 @@
 /* Floats a loop handles: a constant, so that its vector code has no other length to care for. */
 enum { STRIP = CLB_SCALAR ? 1 : 32 };
 
-/* n floats; of a whole strip a constant number, so that these are moves and no call. */
+/* n floats; of a whole strip a constant number, so that these are moves and no call. A strip of one is an assignment: a
+ * freestanding compiler, or one for a core without unaligned loads, calls memcpy for 4 bytes too. */
 static inline void copy_strip(float *to, const float *from, size_t n)
 {
-    if (n == STRIP) {
+    if (STRIP == 1) {
+        *to = *from;
+    } else if (n == STRIP) {
         memcpy(to, from, STRIP * sizeof(float));
     } else {
         memcpy(to, from, n * sizeof(float));
@@ -20,7 +23,7 @@ static inline void copy_strip(float *to, const float *from, size_t n)
 /* n floats, and zeros after them. */
 static inline void load_strip(float strip[STRIP], const float *from, size_t n)
 {
-    if (n != STRIP) {
+    if (STRIP > 1 && n != STRIP) {
         memset(strip, 0, STRIP * sizeof(float));
     }
     copy_strip(strip, from, n);

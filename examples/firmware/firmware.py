@@ -79,11 +79,11 @@ def export(dtype: str) -> tuple[exporter.Export, np.ndarray]:
 
 def link(
     made: exporter.Export, rows: np.ndarray, board: Board, folder: Path, program: str = "main.c",
-    kind: toolchain.Toolchain = toolchain.Toolchain.auto, fast: Sequence[int] = (),
+    kind: toolchain.Toolchain = toolchain.Toolchain.auto, fast: Sequence[int] = (), flags: Sequence[str] = (),
 ) -> tuple[Path, toolchain.Built]:  # fmt: skip
     """The firmware as an ELF file in `folder`, engine, model and rows included; `program` is one of this directory.
 
-    The weights of the experts `fast` are copied to RAM on start-up.
+    The weights of the experts `fast` are copied to RAM on start-up. Debian's compiler gets `flags` besides.
     """
     target = targets.find(board.target)
     exporter.write(made, folder, exporter.Style(expert_sections=bool(fast)))
@@ -91,7 +91,8 @@ def link(
     (folder / "rows.h").write_text(
         f"#define ROWS {len(rows)}\nstatic const float rows[ROWS][{rows.shape[1]}] = {{\n{text}}};\n"
     )
-    built = toolchain.build(folder, folder / "build", target=board.target, toolchain=kind)
+    compiler = " ".join([target.compiler, *flags]) if flags else None
+    built = toolchain.build(folder, folder / "build", compiler, board.target, kind)
     boards = toolchain.engine_directory() / "firmware"
     start = boards / ("board_riscv.c" if board.target.startswith("rv") else "board_cortex_m.c")
     parts = [f"-DBOARD_MHZ={board.mhz}", f"-I{boards}", f"-I{folder}", HERE / program, boards / "board.c", start,
@@ -127,11 +128,12 @@ def latency(dtype: str, board: Board, folder: Path) -> list[tuple[int, int]]:
 
 
 def measure(
-    dtype: str, board: Board, folder: Path, kind: toolchain.Toolchain = toolchain.Toolchain.debian
+    dtype: str, board: Board, folder: Path, kind: toolchain.Toolchain = toolchain.Toolchain.debian,
+    flags: Sequence[str] = (),
 ) -> Figures:  # fmt: skip
     """Build, run, compare with this machine; raises SystemExit where anything differs."""
     made, rows = export(dtype)
-    image, built = link(made, rows, board, folder, kind=kind)
+    image, built = link(made, rows, board, folder, kind=kind, flags=flags)
     printed = {n: int(v, 16) for n, v in re.findall(r"^(\w+) (0x[0-9a-f]{8})$", run(image, board), re.M)}
     if printed.get("selftest") != 0 or printed.get("digest") != expected_digest(made, rows):
         raise SystemExit(f"{board.target}, {dtype}: the firmware's answers are not this machine's: {printed}")
@@ -141,7 +143,7 @@ def measure(
     found = elf.read(image)
     flash = found.bytes_of(".text", ".rodata", ".ARM.exidx", ".data")
     rows_bytes = rows.nbytes  # the example's own data, not the meter's
-    return Figures(flash=flash - rows_bytes, model=len(made.image), selftest=built.selftest_bytes or 0,
+    return Figures(flash=flash - rows_bytes, model=built.model_bytes or 0, selftest=built.selftest_bytes or 0,
                    ram=found.bytes_of(".data", ".bss"), stack=stack, instructions=printed["instructions"])  # fmt: skip
 
 

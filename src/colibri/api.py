@@ -39,7 +39,10 @@ def export(
     prune_experts: Sequence[tuple[int, int]] = (),
     max_batch: int | None = None,
     name: str | None = None,
-    expert_align: int = spec.ALIGN_EXPERT,
+    expert_align: int | None = None,
+    prefix: str = exporter.PLAIN.prefix,
+    expert_sections: bool = False,
+    firmware: bool = False,
     stream: int | None = None,
     trust: bool = False,
 ) -> Report:
@@ -63,6 +66,10 @@ def export(
     `calibration` never chooses; "none" takes out none. prune_experts: (layer, expert) pairs to take out besides. The
     report says what went, why, and what that changed.
 
+    expert_align: bytes each expert is aligned to in model.bin; by default a page, or with `firmware` the 64 that flash
+    needs. (model.c compiled as firmware has no gaps in any case.) prefix: what names in model.h and model.c begin with.
+    expert_sections: each expert's weights in a section of their own, for a linker to place.
+
     stream: the axis of time (1 for inputs (batch, time, …), 2 for (batch, channels, time)). The exported model then
     takes one moment at a time and keeps what it needs of the past in its context, until that is initialised again: GRUs
     and causal convolutions step by step. What needs the future or the whole sequence is refused.
@@ -78,11 +85,13 @@ def export(
     name = None if name is None else options.text("name", name)
     quantization = exporter.Quantization(dtype, activations, residual_share, budget, max_error, scorer)
     selection = exporter.Selection(prune, options.pairs("prune_experts", prune_experts))
-    expert_align = options.whole("expert_align", expert_align, spec.ALIGN_MODEL, 1 << 30)
+    if expert_align is not None:
+        expert_align = options.whole("expert_align", expert_align, spec.ALIGN_MODEL, 1 << 30)
     if not isinstance(trust, bool):
         raise ExportError(f"trust is {trust!r}; it must be True or False")
     if prune == "unused" and calibration is None:
         raise ExportError("pruning unused experts needs real rows to know them by: pass calibration=rows")
+    style = exporter.Style(prefix, expert_sections)
     if isinstance(module, str | Path):
         source = options.path("module", module)
         if source.suffix != ".pt2" or example_inputs is not None:
@@ -97,10 +106,10 @@ def export(
         selection=selection,
         max_batch=(imported.batch if stream is None else 1) if max_batch is None else max_batch,
         calibration=imported.rows,
-        expert_align=expert_align,
+        expert_align=exporter.alignment(expert_align, firmware),
         stream_axis=stream,
     )
-    exporter.write(built, path)
+    exporter.write(built, path, style)
     imported.report.quality, imported.report.pruning = built.quality, built.pruning
     imported.report.warnings += built.warnings
     for warning in imported.report.warnings:

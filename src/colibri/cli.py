@@ -32,6 +32,7 @@ from typer import rich_utils
 
 from colibri import cli_language, exporter, firmware, npz, spec, toolchain
 from colibri.diff import compare
+from colibri.emit.files import require_one_export
 from colibri.engine import load
 from colibri.errors import ColibriError, ExportError, ModelError
 from colibri.frontends.language_models import load_checkpoint
@@ -178,8 +179,11 @@ def export(
     ] = None,
     max_batch: MaxBatch = None,
     expert_align: Annotated[
-        int, typer.Option(help="Bytes each expert is aligned to; 64 saves flash.")
-    ] = spec.ALIGN_EXPERT,
+        int | None, typer.Option(help="Bytes each expert is aligned to in model.bin; default: a page, of firmware 64.")
+    ] = None,
+    for_firmware: Annotated[
+        bool, typer.Option("--firmware", help="For a microcontroller: experts need no pages of their own in model.bin.")
+    ] = False,
     prefix: Annotated[
         str, typer.Option(help="What names in model.h and model.c begin with, for several models in one firmware.")
     ] = exporter.PLAIN.prefix,
@@ -219,7 +223,8 @@ def export(
                     raise ExportError(f"{option} is not for language models: leave it out")
             style = exporter.Style(prefix, expert_sections)
             summary = _export_language(model, output, dtype, activations, residual_share, context, cache, max_batch,
-                                       expert_align, style, workers, as_json)  # fmt: skip
+                                       exporter.alignment(expert_align, for_firmware), style, workers,
+                                       as_json)  # fmt: skip
         show(summary, as_json)
         return
     with errors(as_json, debug), _progress(as_json) as advance:
@@ -235,7 +240,8 @@ def export(
         how = exporter.Quantization(dtype, activations, residual_share, _bytes(budget), max_error)
         batch = (batch if stream is None else 1) if max_batch is None else max_batch
         built = exporter.build(graph, quantization=how, selection=selection, max_batch=batch, calibration=rows,
-                               expert_align=expert_align, on_stage=advance, stream_axis=stream)  # fmt: skip
+                               expert_align=exporter.alignment(expert_align, for_firmware), on_stage=advance,
+                               stream_axis=stream)  # fmt: skip
         target = exporter.write(built, output, style)
     summary = {**built.summary(), "path": str(target)}
     if as_json:
@@ -374,6 +380,8 @@ def verify(model: ModelPath, as_json: Json = False, debug: Debug = False) -> Non
     with errors(as_json, debug):
         start = time.perf_counter()
         loaded = load(model)
+        if Path(loaded.package.path).name == "model.bin":
+            require_one_export(Path(loaded.package.path).parent)
         loaded.selftest()
         rows = int(loaded.package.header["golden_rows"])
         if rows == 0:
@@ -456,9 +464,9 @@ def _size_report(directory: Path, built: toolchain.Built, as_json: bool) -> dict
         "code_bytes": built.text_bytes, "constant_bytes": built.rodata_bytes, "model_bytes": summary["file_bytes"],
         "weight_bytes": summary["weight_bytes"], "context_bytes": summary["context_bytes"],
     }  # fmt: skip
-    if built.selftest_bytes is not None:
-        report["flash_bytes"] = built.flash_bytes
-        report["selftest_bytes"] = built.selftest_bytes
+    if built.flash_bytes is not None:
+        report |= {"model_bytes": built.model_bytes, "flash_bytes": built.flash_bytes,
+                   "selftest_bytes": built.selftest_bytes, "check_bytes": built.check_bytes}  # fmt: skip
     if as_json:
         report["stack_bytes"] = built.stack
     elif built.stack is None:

@@ -100,6 +100,11 @@ class Export:
         }
 
 
+def alignment(expert_align: int | None, firmware: bool) -> int:
+    """Bytes each expert is aligned to in model.bin: what was asked for, or what flash or a system's pages need."""
+    return expert_align or (spec.ALIGN_MODEL if firmware else spec.ALIGN_EXPERT)
+
+
 @arithmetic.standard()
 def build(
     graph: Graph,
@@ -204,7 +209,8 @@ def _sized(pruning: Pruning, whole: Graph, left: Graph, program: Program) -> Pru
 def write(export: Export, path: str | Path, style: Style = PLAIN) -> Path:
     """Write the export to the directory `path`, or model.bin alone where `path` ends in .bin; returns its model.bin.
 
-    Each file is replaced by rename, so a process that has the old one mapped keeps it whole.
+    Each file is replaced by rename, so a process that has the old one mapped keeps it whole; `write_files` says what an
+    export that is stopped leaves.
     """
     path = Path(path)
     files = (

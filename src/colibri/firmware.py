@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -88,7 +88,7 @@ def write(
         for name in (*board, "board.h"):
             text = (engine / "firmware" / name).read_text(encoding="utf-8")
             (project / name).write_text(toolchain.with_prefix(text, prefix), encoding="utf-8")
-        for source in _with_headers([export_directory / "model.c", *used], tools, engine):
+        for source in _with_headers(export_directory, used, tools, engine):
             place = project / "engine" / source.relative_to(engine)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, place)
@@ -108,26 +108,26 @@ def _head(export_directory: Path) -> str:
         return file.read(4096)
 
 
-def _with_headers(sources: Iterable[Path], tools: Compiler, engine: Path) -> list[Path]:
-    """The engine's files among the sources and what they include, as the compiler sees it."""
+def _with_headers(directory: Path, sources: Iterable[Path], tools: Compiler, engine: Path) -> list[Path]:
+    """The engine's files among model.c of a directory, the sources, and what they include, as the compiler sees it."""
     files: set[Path] = set()
-    for source in sources:
+    for source in (Path("model.c"), *sources):
         command = [*tools.cc, *toolchain.source_flags(), "-DCOLIBRI_GENERATED", "-MM", str(source)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=directory)
         if done.returncode:
             raise ColibriError(f"{shlex.join(command)} failed:\n{done.stderr.strip()}")
-        files |= {Path(name).resolve() for name in shlex.split(done.stdout.replace("\\\n", " "))[1:]}
+        _, *names = re.findall(r"(?:\\.|[^\s\\])+", done.stdout.replace("\\\n", " "))
+        files |= {(directory / re.sub(r"\\(.)", r"\1", name.replace("$$", "$"))).resolve() for name in names}
     return sorted(path for path in files if path.is_relative_to(engine.resolve()))
 
 
 def _compiler(tools: Compiler) -> str:
     """The compiler's command without its flags and this machine's paths."""
-    return "python3 -m ziglang cc" if tools.cc[0] == sys.executable else tools.cc[0]
+    return "python3 -m ziglang cc" if toolchain.is_zig(tools) else tools.cc[0]
 
 
 def _makefile(target: Target, tools: Compiler, engine: Path, board: list[str], used: list[Path]) -> str:
-    flags = tools.cc[4:] if tools.cc[0] == sys.executable else tools.cc[1:]
-    machine = [flag.replace(f"-I{engine}", "-Iengine") for flag in flags]
+    machine = [flag.replace(f"-I{engine}", "-Iengine") for flag in toolchain.flags_of(tools)]
     sources = ["model.c", *board, *sorted(f"engine/{path.relative_to(engine)}" for path in used)]
     return _MAKEFILE.format(
         target=target.name, version=spec.VERSION, cc=_compiler(tools), machine=" ".join(machine),

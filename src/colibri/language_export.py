@@ -116,11 +116,10 @@ def export_lm(
             **({"start": graph.start} if program.encoder_ops else {})}  # fmt: skip
     stream.write(program, image, certificate, info=info, golden_rows=golden_rows,
                  expert_align=expert_align, workers=min(os.cpu_count() or 1, 4) if workers is None else workers,
-                 key=_key(dtype, activations, share, energies, sources), on_progress=on_progress, say=say)  # fmt: skip
-    if path != image:
-        _write_c(program, image, style)
-        if tokenizer is not None:
-            _carry_tokenizer(tokenizer, carried, path, say)
+                 key=_key(dtype, activations, share, energies, sources), on_progress=on_progress, say=say,
+                 companions=lambda file: _c_files(program, file, path, style) if path != image else {})  # fmt: skip
+    if path != image and tokenizer is not None:
+        _carry_tokenizer(tokenizer, carried, path, say)
     stage("export", image)
     return {**open_package(image).summary(), "planner_lower_bound": program.lower_bound, "certificate": by}
 
@@ -201,11 +200,10 @@ def _key(*options: Any) -> str:
     return json.dumps(rows, default=text)
 
 
-def _write_c(program: Program, image: Path, style: c_source.Style) -> None:
+def _c_files(program: Program, image: Path, directory: Path, style: c_source.Style) -> dict[Path, bytes]:
     """model.h beside the model, and where it is small enough for firmware model.c."""
-    size = image.stat().st_size
-    if size <= _GENERATED_BYTES:
+    if image.stat().st_size <= _GENERATED_BYTES:
         texts = c_source.files(program, image.read_bytes(), style)
     else:
-        texts = {"model.h": c_source.header(program, size, style)}
-    write_files({image.parent / name: text.encode() for name, text in texts.items()}, image.parent)
+        texts = {"model.h": c_source.header(program, open_package(image), style)}
+    return {directory / name: text.encode() for name, text in texts.items()}

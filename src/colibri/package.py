@@ -77,6 +77,30 @@ class Package:
         pruned = self.info.get("pruned")
         return {int(k): list(v) for k, v in pruned.items()} if isinstance(pruned, dict) else {}
 
+    @property
+    def untested(self) -> dict[int, list[int]]:
+        """By layer the original numbers of the experts that no golden row chooses: the self-test does not run them."""
+        h, moe = self.header, spec.OPCODES.index("moe")
+        tokens = {int(op["w0"]): int(op["rows"]) for op in self.ops if op["code"] == moe}
+        widths = [tokens.get(n, 0) * int(layer["k"]) for n, layer in enumerate(self.layers)]
+        ends = np.cumsum([0, *widths])
+        first = spec.GOLDEN.bytes + 4 * int(h["input_floats"])
+        chosen: list[set[int]] = [set() for _ in self.layers]
+        for row in range(int(h["golden_rows"])):
+            at = int(h["golden_offset"]) + row * int(h["golden_bytes"]) + first
+            if at + 2 * int(ends[-1]) > len(self.data):
+                raise _error("HEADER", f"{self.path}: the certificate lies outside the file")
+            choices = np.frombuffer(self.data, "<u2", int(ends[-1]), at)
+            for n, found in enumerate(chosen):
+                found.update(choices[ends[n] : ends[n + 1]].tolist())
+        missing: dict[int, list[int]] = {}
+        for n, layer in enumerate(self.layers):
+            run = self.experts["ops"][int(layer["first_expert"]) :][: int(layer["experts"])] > 0
+            left = [int(self.numbers(n)[e]) for e in np.flatnonzero(run) if int(e) not in chosen[n]]
+            if left:
+                missing[n] = left
+        return missing
+
     def summary(self) -> dict[str, Any]:
         """The figures a user asks for first."""
         h = self.header
@@ -97,6 +121,7 @@ class Package:
             "worst_route_weight_bytes": int(h["worst_bytes"]),
             "operations": int(h["ops"]),
             "golden_rows": int(h["golden_rows"]),
+            **({"untested_experts": untested} if (untested := self.untested) else {}),
             "layers": [
                 {
                     "experts": int(layer["experts"]),

@@ -42,7 +42,10 @@ SCOPES = ("shared", "expert")
 ERRORS: tuple[tuple[str, str], ...] = (
     ("OK", "no error"),
     ("NULL", "a pointer is null: pass the memory block, the model, the input and the output"),
-    ("MISALIGNED", "the model or the memory block is not aligned to 64 bytes: use _Alignas(64) or aligned_alloc"),
+    (
+        "MISALIGNED",
+        "the model or the memory block is not aligned to 64 bytes, or a row not to 4: use aligned_alloc",
+    ),
     ("MAGIC", "this is not a Colibri model: the file does not start with COLIBRI; pass the exported model.bin"),
     ("VERSION", "the model's format version is not this engine's: export it again with the matching package"),
     ("TRUNCATED", "the model is shorter than its header says: copy or download it again"),

@@ -9,18 +9,22 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Sequence
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from colibri import callgraph, elf
+from colibri.emit.files import require_one_export
 from colibri.errors import ColibriError
 from colibri.package import open_package
 from colibri.targets import Target, find
 
 STACK_OF = ("init", "forward", "selftest")  # with the prefix of the model's functions
 _NO_STACK_FRAMES = ("pool.ci", "map.ci", "prefetch.ci")  # the host layer is no part of the engine
+ZIG = (sys.executable, "-P", "-m", "ziglang")  # -P: no module of the directory it runs in
 _PROBE = """\
 /* The smallest program around the model, to see what the linker keeps. */
 #include "colibri_inspect.h"
@@ -35,6 +39,9 @@ int main(void)
     colibri_forward(ctx, input, output, 1);
 #if defined(SELFTEST)
     return colibri_selftest(ctx, output);
+#elif defined(CHECK)
+    static colibri_scan_t scan;
+    return colibri_check_flash(&scan, 64);
 #else
     return ctx->status;
 #endif
@@ -73,8 +80,9 @@ class Built:
 
     `shared_library` is None on a bare machine, and the module for WebAssembly, which has no `model_object`. Bytes of
     code and constants are those of the shared library; on a bare machine, of what a linker keeps for this model.
-    `stack` has this model's worst case of STACK_OF, or is None where the compiler gives no call graph; `flash_bytes` is
-    what a bare machine's flash holds, the model included, and `selftest_bytes` what colibri_selftest adds to it.
+    `stack` has this model's worst case of STACK_OF and, on a bare machine, of the check, or is None where the compiler
+    gives no call graph. `flash_bytes` is what a bare machine's flash holds, the `model_bytes` of the model in it, and
+    `selftest_bytes` and `check_bytes` what colibri_selftest and colibri_check_flash add to it.
     """
 
     static_library: Path
@@ -83,7 +91,9 @@ class Built:
     text_bytes: int
     rodata_bytes: int
     flash_bytes: int | None = None
+    model_bytes: int | None = None
     selftest_bytes: int | None = None
+    check_bytes: int | None = None
     stack: dict[str, int] | None = None
 
 
@@ -101,28 +111,46 @@ def choose(target: Target | None, toolchain: Toolchain = Toolchain.auto, compile
     if target is None:
         if toolchain is not Toolchain.auto:
             raise ColibriError(f"--toolchain {toolchain.value} chooses the compiler of a target: pass --target too")
-        return _installed(Compiler(tuple(shlex.split(compiler or os.environ.get("CC") or "cc")), ("ar",)))
+        return _installed(Compiler(_split(compiler or os.environ.get("CC") or "cc"), ("ar",)))
     if compiler is None and toolchain is not Toolchain.debian:
         debian = shutil.which(target.compiler) is not None and shutil.which(target.archiver) is not None
         zig = importlib.util.find_spec("ziglang") is not None
         if zig and (toolchain is Toolchain.zig or not debian):
-            command = (sys.executable, "-m", "ziglang")
-            return _installed(Compiler((*command, "cc", *target.zig, "-g0", *_headers(target, zig=True)),
-                                       (*command, "ar"), make=target.zig_make, link=()))  # fmt: skip
+            return _installed(Compiler((*ZIG, "cc", *target.zig, "-g0", *_headers(target, zig=True)),
+                                       (*ZIG, "ar"), make=target.zig_make, link=()))  # fmt: skip
         if toolchain is Toolchain.zig:
             raise ColibriError("ziglang is not installed: pip install ziglang")
         if not debian:
             raise ColibriError(f"there is no compiler for {target.name}: on Debian, apt-get install {target.packages}; "
                                "anywhere, pip install ziglang")  # fmt: skip
-    cc = (*shlex.split(compiler or target.compiler), *target.flags, *_headers(target))
+    cc = (*_split(compiler or target.compiler), *target.flags, *_headers(target))
     link = ("-lm",) if target.system != "wasm" else ()
     return _installed(Compiler(cc, (target.archiver,), target.packages, link=link))
+
+
+def _split(command: str) -> tuple[str, ...]:
+    """A compiler's command as words; the first names the same program in every directory."""
+    try:
+        program, *flags = shlex.split(command)
+    except ValueError as error:
+        raise ColibriError(f"the compiler {command!r} is no command: {error}") from None
+    return (str(Path(program).absolute()) if os.sep in program else program, *flags)
 
 
 def _headers(target: Target, zig: bool = False) -> tuple[str, ...]:
     """The flag for headers of its own where the compiler has no C library's."""
     bare = target.system == "wasm" or (zig and target.system == "bare")
     return (f"-I{engine_directory() / 'freestanding'}",) if bare else ()
+
+
+def is_zig(compiler: Compiler) -> bool:
+    """Whether it is zig's, whose command begins with that of this Python."""
+    return compiler.cc[0] == sys.executable
+
+
+def flags_of(compiler: Compiler) -> tuple[str, ...]:
+    """Its flags for the machine, without the command."""
+    return compiler.cc[len(ZIG) + 1 :] if is_zig(compiler) else compiler.cc[1:]
 
 
 def _installed(compiler: Compiler) -> Compiler:
@@ -145,9 +173,11 @@ def build(
     `target` names one of `colibri.targets`; without it the machine's own compiler is used. Raises ColibriError where a
     file or the compiler is missing, or the compiler refuses.
     """
-    source = export_directory / "model.c"
-    if not source.is_file():
-        raise ColibriError(f"{export_directory} has no model.c: pass the directory of an export")
+    for name in ("model.c", "model.h"):
+        if not (export_directory / name).is_file():
+            raise ColibriError(f"{export_directory} has no {name}: pass the directory of an export, and export again "
+                               "where the last one was interrupted")  # fmt: skip
+    require_one_export(export_directory)
     known = None if target is None else find(target)
     system = known.system if known else "linux"
     output = (output or export_directory / ("build" if target is None else f"build-{target}")).resolve()
@@ -157,23 +187,25 @@ def build(
     _forget_other_compilers(output, cc)
 
     archive, shared, model = (output / name for name in ("libcolibri.a", "libcolibri.so", "model.o"))
-    # The compiler's flags are part of its name here: they say what machine it compiles for.
-    command = ["make", f"-j{os.cpu_count() or 1}", "-C", str(engine_directory()), f"BUILD={output}",
-               f"CC={shlex.join(cc)}", f"AR={shlex.join(tools.ar)}", *tools.make, str(archive)]  # fmt: skip
-    _run([*command, *([str(shared)] if system == "linux" else ["PIC="])])
+    with plain_name(output) as build:
+        static = f"{build}/{archive.name}"
+        # The compiler's flags are part of its name here: they say what machine it compiles for.
+        command = ["make", f"-j{os.cpu_count() or 1}", "-C", str(engine_directory()), f"BUILD={build}",
+                   f"CC={for_make(cc)}", f"AR={for_make(tools.ar)}", *tools.make, static]  # fmt: skip
+        _run([*command, *([f"{build}/{shared.name}"] if system == "linux" else ["PIC="])])
     shutil.copytree(engine_directory() / "include", output / "include", dirs_exist_ok=True,
                     ignore=shutil.ignore_patterns("colibri_host.h", "colibri_ring.h"))  # fmt: skip
     if system == "wasm":
         module = _link_module(tools, archive, output)
         found = elf.read(module)
         return Built(archive, module, None, found.bytes_of(".text"), found.bytes_of(".data"))
-    command = [*cc, "-std=c11", "-O2", f"-I{export_directory}", f"-Wa,-I{export_directory}"]
+    command = [*cc, "-std=c11", "-O2", "-I.", "-Wa,-I."]
     if system == "bare":  # firmware carries only what its model uses
         command += ["-DCOLIBRI_GENERATED", *source_flags()]
-    _run([*command, "-c", str(source), "-o", str(model)])
+    _run([*command, "-c", "model.c", "-o", str(model)], export_directory)
     if system == "bare":
         assert known is not None
-        return _measured(export_directory, known, tools, archive, model, stacks)
+        return _measured(export_directory.resolve(), known, tools, archive, model, stacks)
     found = elf.read(shared) if _is_elf(shared) else elf.Elf()
     stack = None
     if stacks:
@@ -182,6 +214,24 @@ def build(
         stack = _stack(graphs, "colibri", never=() if texts else ("clb_attention",))
     rodata = found.bytes_of(".rodata", ".data.rel.ro")
     return Built(archive, shared, model, found.bytes_of(".text"), rodata, stack=stack)
+
+
+@contextmanager
+def plain_name(directory: Path) -> Iterator[Path]:
+    """Another name of a directory, of letters that mean nothing to make or a shell."""
+    places = [place for place in (tempfile.gettempdir(), "/tmp") if re.fullmatch(r"[\w./+-]+", place, re.A)]
+    with tempfile.TemporaryDirectory(prefix="colibri-", dir=places[0]) as folder:
+        link = Path(folder) / "build"
+        link.symlink_to(directory, target_is_directory=True)
+        yield link
+
+
+def for_make(command: Sequence[str]) -> str:
+    """A command as the value of a variable of make, which hands it to a shell."""
+    text = shlex.join(command)
+    if any(not character.isprintable() for character in text):
+        raise ColibriError(f"make cannot take a compiler whose command has a line break in it: {text!r}")
+    return text.replace("$", "$$")
 
 
 def _is_elf(path: Path) -> bool:
@@ -232,7 +282,7 @@ def link_bare(tools: Compiler, script: str, parts: Sequence[Path | str], image: 
 
 
 def _measured(export: Path, target: Target, tools: Compiler, archive: Path, model: Path, stacks: bool) -> Built:
-    """What a bare machine's program takes, from two that were linked: without the self-test, and with it."""
+    """What a bare machine's program takes, from three that were linked: the least, with self-test, with check."""
     output = archive.parent
     probe = output / "probe.c"
     prefix = model_prefix(export)
@@ -240,18 +290,22 @@ def _measured(export: Path, target: Target, tools: Compiler, archive: Path, mode
     model_bytes = elf.read(model).bytes_of(".rodata.model")
     context_bytes = int(open_package(export).header["context_bytes"])
     script = linker_script(target, model_bytes + (1 << 20), 2 * context_bytes + (1 << 20))
-    sizes = []
-    for name, define in (("probe", ()), ("probe_selftest", ("-DSELFTEST",))):
+    sizes: list[tuple[int, int]] = []
+    linked: set[str] = set()
+    for name, define in (("probe", ()), ("probe_selftest", ("-DSELFTEST",)), ("probe_check", ("-DCHECK",))):
         parts = [f"-I{export}", *define, probe, model, archive, "-Wl,-e,main"]
         image = elf.read(link_bare(tools, script, parts, output / f"{name}.elf"))
+        linked |= image.functions.keys()
         code = image.bytes_of(".text") - image.functions["main"]
         sizes.append((code, image.bytes_of(".rodata", ".ARM.exidx", ".data") - model_bytes))
     stack = None
     if stacks:
         objects = linked_objects(model, output.glob("*.o"), prefix)
-        stack = _stack([path.with_suffix(".ci") for path in objects], prefix, frozenset(image.functions))
-    flash = sum(sizes[0]) + model_bytes
-    return Built(archive, None, model, *sizes[0], flash, sum(sizes[1]) - sum(sizes[0]), stack)
+        graphs = [path.with_suffix(".ci") for path in objects]
+        stack = _stack(graphs, prefix, (*STACK_OF, "check_flash"), frozenset(linked))
+    least, selftest, check = map(sum, sizes)
+    return Built(archive, None, model, *sizes[0], least + model_bytes, model_bytes, selftest - least, check - least,
+                 stack)  # fmt: skip
 
 
 def model_prefix(export_directory: Path) -> str:
@@ -265,7 +319,7 @@ def model_prefix(export_directory: Path) -> str:
 
 def with_prefix(source: str, prefix: str) -> str:
     """C that calls a model's functions, by the names that they have under another prefix."""
-    functions = re.sub(r"\bcolibri_(?=(init|forward|free|selftest|model)\b)", f"{prefix}_", source)
+    functions = re.sub(r"\bcolibri_(?=(init|forward|free|selftest|check_flash|model)\b)", f"{prefix}_", source)
     return functions.replace("COLIBRI_MODEL_", f"{prefix.upper()}_MODEL_")
 
 
@@ -282,14 +336,15 @@ def linked_objects(model: Path, objects: Iterable[Path], prefix: str) -> list[Pa
 
 
 def _stack(
-    graphs: Iterable[Path], prefix: str, linked: frozenset[str] | None = None, never: Collection[str] = ()
-) -> dict[str, int]:
+    graphs: Iterable[Path], prefix: str, names: Iterable[str] = STACK_OF, linked: frozenset[str] | None = None,
+    never: Collection[str] = (),
+) -> dict[str, int]:  # fmt: skip
     """`never`: functions that this model does not call, in an engine that serves all."""
     try:
         graph = callgraph.read(sorted(graphs), engine_directory(), linked)
         for called in graph.calls.values():
             called.difference_update(never)
-        return {f"{prefix}_{name}": graph.worst(f"{prefix}_{name}")[0] for name in STACK_OF}
+        return {f"{prefix}_{name}": graph.worst(f"{prefix}_{name}")[0] for name in names}
     except callgraph.StackError as error:
         raise ColibriError(f"the worst-case stack is not known: {error}") from None
 
@@ -301,7 +356,9 @@ def source_flags() -> list[str]:
             "-fno-trapping-math", "-fno-strict-aliasing", "-ffunction-sections", "-fdata-sections"]  # fmt: skip
 
 
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(command: Sequence[str], directory: Path | None = None) -> None:
+    # A make that started this program hands down its flags and job server, which are not meant for another.
+    env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=directory, env=env)
     if done.returncode:
         raise ColibriError(f"{shlex.join(command)} failed:\n{(done.stderr or done.stdout).strip()}")

@@ -181,7 +181,9 @@ def test_the_stack_of_every_kind_of_program_is_known(name: str, tmp_path: Path) 
     exporter.write(made, tmp_path)
     built = toolchain.build(tmp_path, target="cortex-m7", toolchain=DEBIAN)
     assert built.stack is not None and 0 < built.stack["colibri_init"] < built.stack["colibri_forward"]
-    assert built.flash_bytes == built.text_bytes + built.rodata_bytes + len(made.image)
+    stated = re.search(r"MODEL_FLASH_BYTES (\d+)u", (tmp_path / "model.h").read_text(encoding="utf-8"))
+    assert stated is not None and built.model_bytes == int(stated[1]) <= len(made.image)
+    assert built.flash_bytes == built.text_bytes + built.rodata_bytes + built.model_bytes
 
 
 def test_a_firmware_project_is_for_a_machine_without_a_system(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -39,6 +40,20 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> compare.Work:
 def test_firmware_by_hand_answers_as_the_model_does(variant: compare.Variant, work: compare.Work) -> None:
     row = compare.measure(variant, work, {"flash": 0, "ram": 0})
     assert row.instructions > 0 and 0 < row.stack < 2048
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_the_page_has_the_figures_that_are_measured(dtype: str, work: compare.Work, tmp_path: Path) -> None:
+    """B8: docs/firmware.md is written anew (benchmarks/firmware/compare.py --publish) when Colibri's rows change."""
+    written = (ROOT / "docs/firmware.md").read_text(encoding="utf-8")
+    compiler = [targets.TARGETS["cortex-m7"].compiler, "--version"]
+    version = subprocess.run(compiler, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    if version not in written:
+        pytest.skip(f"the page is of another compiler than {version}")
+    every = compare.prepare(tmp_path, Path("absent"))
+    empty = compare.link(compare.Variant("empty", "empty.c", "fp32"), every, compare.fresh(tmp_path / "empty"))[0]
+    row = compare.colibri(dtype, every, compare.image_bytes(empty))
+    assert compare.page.table([row], compare.hand_counts()).splitlines()[-1] in written
 
 
 def test_a_wrong_answer_is_left_out(work: compare.Work) -> None:

@@ -140,3 +140,21 @@ def test_a_broken_program_is_refused_without_a_traceback(tmp_path: Path) -> None
     (tmp_path / "net.pt2").write_bytes(b"not a program")
     done = colibri_command("export", "--model", tmp_path / "net.pt2", "--output", tmp_path / "out", "--json")
     assert done.returncode == 1 and "net.pt2" in json.loads(done.stdout)["error"] and "Traceback" not in done.stderr
+
+
+def test_the_door_writes_firmware_as_the_command_does(tmp_path: Path) -> None:
+    """B6, B8: prefix and sections for experts; experts without pages of their own."""
+    torch.manual_seed(3)
+    module, x = moes.BooleanMask(), torch.randn(20, moes.DIM)
+    colibri.export(module, x, tmp_path / "plain")
+    colibri.export(module, x, tmp_path / "packed", prefix="meter", expert_sections=True, firmware=True)
+    header = (tmp_path / "packed/model.h").read_text(encoding="utf-8")
+    assert (
+        "METER_MODEL_BYTES" in header and "meter_check_flash" in header and (tmp_path / "packed/experts.ld").is_file()
+    )
+    plain, packed = ((tmp_path / name / "model.bin").stat().st_size for name in ("plain", "packed"))
+    assert f"MODEL_FLASH_BYTES {packed}u" in header and packed < plain / 2
+    flash = (tmp_path / "plain/model.h").read_text(encoding="utf-8")
+    assert f"MODEL_FLASH_BYTES {packed}u" in flash  # of the same model as firmware
+    with pytest.raises(colibri.ExportError, match="prefix"):
+        colibri.export(module, x, tmp_path / "bad", prefix="a b")

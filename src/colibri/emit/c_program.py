@@ -6,6 +6,7 @@ themselves take no place.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -30,18 +31,20 @@ _FOLDED = (
 def text(program: Program, package: Package, experts: Sequence[str]) -> str:
     """The C of a planned program; `package` holds its records, `experts` says in C where each expert's weights are."""
     ops = [*program.ops, *program.expert_ops]
+    folded = len(ops) <= _FOLDED and _tile(program) == 1
     lines = [
         *(f"#define CLB_USED_{name} {sum(1 << n for n in used):#x}ull" for name, used in _used(package)),
         f"#define CLB_USED_RESIDUAL {int(any(op.w2 for op in ops))}",
         f"#define CLB_USED_TEXT {int(program.context_tokens > 0)}",
         f"#define CLB_USED_COMPUTED {int(any(op.code == 'linear' and op.w0 is None for op in ops))}",
-        *(["#define CLB_FOLDED"] if len(ops) <= _FOLDED and _tile(program) == 1 else []),
+        *(["#define CLB_FOLDED"] if folded else []),
         f"#define CLB_TILE {_tile(program)}u", '#include "generated.h"', "",
     ]  # fmt: skip
-    lines += _table("clb_op", "ops", package.ops, [op.comment for op in ops])
-    lines += _table("clb_tensor", "tensors", package.tensors, [t.name for t in program.tensors])
+    record = _table if folded else functools.partial(_records, package)
+    lines += record("clb_op", "ops", package.ops, [op.comment for op in ops])
+    lines += record("clb_tensor", "tensors", package.tensors, [t.name for t in program.tensors])
     if program.layers:
-        lines += _table("clb_layer", "layers", package.layers, [str(layer.router) for layer in program.layers])
+        lines += record("clb_layer", "layers", package.layers, [str(layer.router) for layer in program.layers])
         lines += ["static const uint8_t *const expert_at[] = {", *(f"    {place}," for place in experts), "};", ""]
     for n, layer in enumerate(program.layers):
         lines += [f"/* {comment(str(layer.router))} */", f"ROUTE(route_{n}, &layers[{n}])"]
@@ -149,6 +152,14 @@ def _table(kind: str, name: str, records: Any, comments: Sequence[str]) -> list[
     for n, (record, about) in enumerate(zip(records, comments, strict=True)):
         lines += [f"    /* {n}: {comment(about)} */", f"    {_initializer(record)},"]
     return [*lines, "};", ""]
+
+
+def _records(package: Package, kind: str, name: str, records: Any, comments: Sequence[str]) -> list[str]:
+    """The same records where the model's bytes have them."""
+    at = int(package.header[f"{name}_offset"])
+    lines = [f"/* {n}: {comment(about)} */" for n, about in enumerate(comments)]
+    place = f"(const {kind} *)(const void *)(colibri_model + {at})"
+    return [*lines, f"static const {kind} *const {name} = {place};", ""]
 
 
 def _initializer(record: Any) -> str:

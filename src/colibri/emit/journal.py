@@ -7,7 +7,9 @@ compares the checksum with what the file holds, so that nothing depends on the o
 from __future__ import annotations
 
 import fcntl
+import os
 import re
+import stat
 from pathlib import Path
 
 from colibri.errors import ExportError
@@ -22,7 +24,12 @@ class Journal:
 
     def __init__(self, path: Path, fingerprint: str) -> None:
         self.path = path
-        self.file = path.open("a+", encoding="ascii", errors="replace")
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+        self.file = os.fdopen(number, "a+", encoding="ascii", errors="replace")
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            self.file.close()
+            raise ExportError(f"{path} is no plain file of an export: remove it")
         try:
             fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -27,6 +27,7 @@ from colibri import spec
 from colibri.certify import Certificate, Golden
 from colibri.emit import model_bin
 from colibri.emit.crc import combine
+from colibri.emit.files import write_files
 from colibri.emit.journal import Journal
 from colibri.emit.pieces import Piece, cut
 from colibri.errors import ExportError
@@ -47,12 +48,14 @@ def write(
     expert_align: int = spec.ALIGN_EXPERT,
     workers: int = 1,
     key: str = "",
+    companions: Callable[[Path], Mapping[Path, bytes]] = lambda file: {},
     on_progress: OnProgress | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Write a planned program to `path`, in `workers` processes (1: in this one).
 
     `certify` gets the file once all weights are in it, with golden rows of zeros, and gives `golden_rows` golden rows.
+    `companions` gets the complete file, and gives the files that take their places together with it.
     `key` stands for everything the weights depend on besides the program: an interrupted export whose program or key
     was another is not gone on with, and `say` gets a sentence about it.
 
@@ -81,7 +84,8 @@ def write(
             with _writing(partial):
                 _put(file, 0, model_bin.head(program, at, info, found.golden, found.frequencies, *checksums))
                 os.fsync(file)
-                partial.replace(path)
+            write_files({path: partial, **companions(partial)}, path)
+            with _writing(partial):
                 journal.remove()
     finally:
         journal.close()
@@ -101,14 +105,15 @@ def _opened(partial: Path, total: int, journal: Journal, say: Callable[[str], No
     """The partial file at its full size, the one an earlier export left where the journal tells of it."""
     if journal.discarded:
         say("an unfinished export of another model or with other options is discarded")
-    if not (partial.is_file() and partial.stat().st_size == total):
+    if partial.is_symlink() or not (partial.is_file() and partial.stat().st_size == total):
         journal.forget()
-    if not journal.done:  # a new file, for a worker of a killed export may still be writing to the old one
-        partial.unlink(missing_ok=True)
-    else:
-        say(f"going on with an unfinished export: {len(journal.done)} parts are there")
     with _writing(partial):
-        file = os.open(partial, os.O_RDWR | os.O_CREAT, 0o666)
+        if not journal.done:  # a new file, for a worker of a killed export may still be writing to the old one
+            partial.unlink(missing_ok=True)
+        else:
+            say(f"going on with an unfinished export: {len(journal.done)} parts are there")
+        new = os.O_CREAT | os.O_EXCL if not journal.done else 0
+        file = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | new, 0o666)
     try:
         with _writing(partial):
             _allocate(file, total)

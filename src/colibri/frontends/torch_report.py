@@ -59,7 +59,8 @@ class BlockFinding:
             f"{self.tokens} {self.unit}s{made}" + (f", {self.ambiguous} ambiguous left out" if self.ambiguous else ""),
         ]
         if self.never_chosen:
-            lines.append(f"  never chosen by the data: experts {', '.join(map(str, self.never_chosen))}")
+            kind = "experts" if len(self.never_chosen) > 1 else "expert"
+            lines.append(f"  the data never choose {kind} number {', '.join(map(str, self.never_chosen))}")
         if self.untested:
             lines.append(f"  not even by random {self.unit}s: experts {', '.join(map(str, self.untested))}")
         return "\n".join(lines)
