@@ -54,7 +54,6 @@ static uint64_t matrix_floats(const clb_op *op)
 static void uses_of(const clb_model *m, const clb_op *op, use uses[OPERANDS])
 {
     const uint32_t *d = op->dims;
-    const uint32_t reduced[3] = {d[0], 1, d[2]};
     const clb_layer *layer = op->code == CLB_OP_MOE ? &m->layers[op->w0] : NULL;
     uint64_t a = d[0];
     uint64_t b = d[1];
@@ -75,7 +74,7 @@ static void uses_of(const clb_model *m, const clb_op *op, use uses[OPERANDS])
         break;
     case CLB_OP_REDUCE:
         a = clb_reach(d, op->sa, 3);
-        out = clb_reach(reduced, op->so, 3);
+        out = (uint64_t)(d[0] - 1) * op->so[0] + (uint64_t)(d[2] - 1) * op->so[2] + 1;
         break;
     case CLB_OP_MOE:
         a = layer->d_in;
@@ -264,9 +263,9 @@ static int reads_what_is_written(flow *f, uint32_t n, const use *u, uint32_t col
 {
     const clb_op *op = &f->ops[n];
     const uint32_t space = u->at->space;
-    if (cols != 0 && space == CLB_SPACE_TOKEN_IN) { /* of the layer, which has proven what its tokens are */
-        return cols == f->layer->quantized && op->rows == 1 && u->at->offset == 0 && u->at->step_stride == 0;
-    }
+    /* the layer has proven what its tokens are */
+    RETURN_IF(cols != 0 && space == CLB_SPACE_TOKEN_IN,
+              cols == f->layer->quantized && op->rows == 1 && (u->at->offset | u->at->step_stride) == 0);
     RETURN_IF(space != CLB_SPACE_ARENA && space != CLB_SPACE_OUTPUT && space != CLB_SPACE_TOKEN_OUT, cols == 0);
     const uint32_t steps = f->loop != CLB_NONE && n - f->loop <= f->ops[f->loop].dims[1] ? f->ops[f->loop].dims[0] : 1;
     f->missing.at = u->at;
@@ -369,11 +368,9 @@ static int run_in_order(flow *f, uint32_t space, uint64_t floats)
     const clb_operand whole = {.space = space};
     f->loop = CLB_NONE;
     for (uint32_t n = f->first; n < f->count; ++n) {
-        if (f->ops[n].code == CLB_OP_LOOP) {
-            f->loop = n;
-        } else {
-            RETURN_IF(!in_order(f, n), 0);
-        }
+        const int loop = f->ops[n].code == CLB_OP_LOOP;
+        f->loop = loop ? n : f->loop;
+        RETURN_IF(!loop && !in_order(f, n), 0);
     }
     f->missing.at = &whole;
     f->missing.record = NULL;

@@ -70,8 +70,7 @@ static int name_fits(const uint8_t *name, uint32_t bytes)
             RETURN_IF((name[at] & 0xC0) != 0x80, 0); /* as a zero is, so that nothing behind it is looked at */
         }
     }
-    while (at < bytes && name[at] == 0) {
-        ++at;
+    for (; at < bytes && name[at] == 0; ++at) {
     }
     return at == bytes;
 }
