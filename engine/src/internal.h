@@ -42,8 +42,15 @@
 #define CLB_USED_PRODUCTS (~0ull)
 #define CLB_USED_PRODUCTS_Q (~0ull)
 #define CLB_USED_RESIDUAL 1
-#define CLB_USED_TEXT 1 /* a context, and with it perhaps a tail */
+#define CLB_USED_TEXT 1   /* a context */
+#define CLB_USED_SOURCE 1 /* a source text before the text */
+#define CLB_USED_BATCH 1  /* several samples at once */
 #define CLB_USED_COMPUTED 1 /* matrices that are no tensors */
+#endif
+
+/* Generated code with many products, of one row each, calls one function for all of a format where lanes are no vector. */
+#if !defined(CLB_SHARED_PRODUCTS)
+#define CLB_SHARED_PRODUCTS 0
 #endif
 #define USED(which, number) (CLB_USED_##which >> (number) & 1)
 
@@ -249,7 +256,7 @@ static inline uint32_t clb_ceil(uint32_t n, uint32_t by) { return n / by + (n % 
 #define CLB_SPREAD(ctx, worth, task, arg, count)                                                                       \
     do {                                                                                                               \
         const uint32_t tasks = count;                                                                                  \
-        if ((worth) && tasks > 1) {                                                                                    \
+        if (!CLB_SCALAR && (worth) && tasks > 1) {                                                                                    \
             (ctx)->parallel((ctx)->parallel_user, task, arg, tasks);                                                   \
         } else {                                                                                                       \
             for (uint32_t n = 0; n < tasks; ++n) {                                                                     \

@@ -58,6 +58,14 @@ CLB_STATIC_WALK void multiply(const clb_matrix *m, const uint8_t *at, uint32_t o
 #undef TIMES
 }
 
+/* Sums begin with what n of them start from. */
+OF_PANEL void begin(float *total, const float *start, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; ++i) {
+        total[i] = start[i];
+    }
+}
+
 /* A row of n sums, times scales and plus biases as `which` says. */
 enum { SCALED = 1, BIASED = 2 };
 OF_PANEL void finish(int which, float *out, const float *total, uint32_t n, const float *scale, const float *bias)
@@ -78,13 +86,16 @@ OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
     const uint8_t *matrix = m->blocks + first * m->stride;
     const float *scale = (const float *)(const void *)matrix, *bias = m->bias == NULL ? NULL : m->bias + at;
     const float *const sums = m->from_bias ? bias : NULL;
+    const int whole = CLB_SHARED_PRODUCTS && outputs == CLB_LANES; /* a constant number: moves, and no call of memcpy */
     for (uint32_t row = 0; row < (CLB_TILE == 1 ? 1 : tile->computed); ++row) {
         UNROLL for (uint32_t i = 0; i < width; ++i) {
             total[row][i] = 0.0f;
         }
         const float *start = m->adds ? tile->out[row] + at : sums;
-        for (uint32_t i = 0; start != NULL && i < outputs; ++i) {
-            total[row][i] = start[i];
+        if (start != NULL && whole) {
+            begin(total[row], start, CLB_LANES);
+        } else if (start != NULL) {
+            begin(total[row], start, outputs);
         }
     }
     multiply(m, matrix, outputs, tile, total);
@@ -95,7 +106,11 @@ OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
         scale = scales;
     }
     for (uint32_t row = 0; row < rows; ++row) {
-        finish(which, tile->out[row] + at, total[row], outputs, scale, bias);
+        if (whole) {
+            finish(which, tile->out[row] + at, total[row], CLB_LANES, scale, bias);
+        } else {
+            finish(which, tile->out[row] + at, total[row], outputs, scale, bias);
+        }
     }
 }
 

@@ -10,7 +10,9 @@ enum { STRIP = CLB_SCALAR ? 1 : 32 };
 /* n floats; of a whole strip a constant number, so that these are moves and no call. */
 static inline void copy_strip(float *to, const float *from, size_t n)
 {
-    if (n == STRIP) {
+    if (STRIP == 1) {
+        *to = *from;
+    } else if (n == STRIP) {
         memcpy(to, from, STRIP * sizeof(float));
     } else {
         memcpy(to, from, n * sizeof(float));
