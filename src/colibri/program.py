@@ -101,6 +101,7 @@ class Op:
     p0: float = 0.0
     p1: float = 0.0
     before: str = "identity"
+    after: str = "identity"
     comment: str = ""
 
     def buffers(self) -> list[Buffer]:
