@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import colibri
-from colibri import exporter, graph, targets
+from colibri import exporter, graph, spec, targets
 from tests.test_export import moe_graph
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -176,7 +179,12 @@ ERRORS = [
     (["verify", "{short}"], "COLIBRI_ERR_TRUNCATED"),
     (["inspect", "{model}", "--stage", "graph"], "is an export already"),
     (["export", "--model", "{missing}", "-o", "{out}"], "does not exist"),
-    (["export", "--model", "{folder}", "-o", "{out}"], "is a directory"),
+    (["export", "--model", "{folder}", "-o", "{out}"], "is a directory without a config.json"),
+    (["export", "--model", "{gguf}", "-o", "{out}"], "is a GGUF file"),
+    (["export", "--model", "{ggufs}", "-o", "{out}"], "is a directory with a GGUF file"),
+    (["export", "--model", "allenai/OLMoE-1B-7B-0924", "-o", "{out}"], "nothing is downloaded"),
+    (["export", "--model", "{model}", "-o", "{out}"], "is a directory with an export"),
+    (["inspect", "{ggufs}/m.gguf", "--stage", "graph"], "is a GGUF file"),
     (["export", "--model", "{empty_source}", "-o", "{out}"], "is empty"),
     (["export", "--model", "{text}", "-o", "{out}"], "unknown kind"),
     (["export", "--model", "{bare}", "-o", "{out}"], "architecture file"),
@@ -201,8 +209,12 @@ def test_errors_say_what_failed_without_a_traceback(
     places = {name: tmp_path / name for name in ("missing", "out", "folder", "short")}
     places |= {"empty": tmp_path / "empty.bin", "empty_source": tmp_path / "empty.safetensors",
                "text": tmp_path / "notes.txt", "bare": tmp_path / "bare.safetensors", "wrong": tmp_path / "wrong.npy",
-               "model": exported, "source": source}  # fmt: skip
-    places["folder"].mkdir()
+               "model": exported, "source": source, "gguf": tmp_path / "m.GGUF",
+               "ggufs": tmp_path / "ggufs"}  # fmt: skip
+    for name in ("folder", "ggufs"):
+        places[name].mkdir()
+    for file in (places["gguf"], places["ggufs"] / "m.gguf"):
+        file.write_bytes(b"GGUF" + bytes(60))
     for name in ("empty", "empty_source"):
         places[name].touch()
     places["text"].write_text("This is no model, but it is long enough to hold a header. " * 10)
@@ -215,6 +227,29 @@ def test_errors_say_what_failed_without_a_traceback(
     told = json.loads(colibri_command(*filled, "--json").stdout)
     assert message in told["error"]
     assert "Traceback" in colibri_command(*filled, "--debug").stderr
+
+
+def test_the_version_is_printed() -> None:
+    assert colibri_command("--version").stdout == f"colibri {spec.VERSION}\n"
+
+
+def test_no_color_means_no_control_sequences(exported: Path) -> None:
+    """D7."""
+    for args in (["--help"], ["inspect", "nowhere"], ["inspect", str(exported)]):
+        shown = {}
+        for name in ("", "1"):
+            master, slave = pty.openpty()
+            process = subprocess.Popen([sys.executable, "-m", "colibri.cli", *args], stdout=slave, stderr=slave,
+                                       env={**os.environ, "NO_COLOR": name, "TERM": "xterm-256color"})  # fmt: skip
+            os.close(slave)
+            shown[name] = b""
+            with suppress(OSError):
+                while part := os.read(master, 1 << 16):
+                    shown[name] += part
+            os.close(master)
+            process.wait()
+        assert b"\x1b[" not in shown["1"] and shown["1"]
+        assert b"\x1b[" in shown[""] or args[0] == "inspect"
 
 
 ARCHITECTURES = [

@@ -63,14 +63,20 @@ enum colibri_error {
     COLIBRI_ERR_SCRATCH = 32,     /* the scratch memory is too small for this text: give it colibri_tokenizer_scratch() bytes */
     COLIBRI_ERR_OUTPUT = 33,      /* the output array is too small: give it room for as many elements as the count returned */
     COLIBRI_ERR_SOURCE = 34,      /* an encoder-decoder model, and no other, reads a source text first: see colibri_lm_source */
+    COLIBRI_ERR_ARITHMETIC = 35,  /* this build or machine does not compute as IEEE 754 says: compile without options that change floats (docs/arithmetic.md) */
+    COLIBRI_ERR_BUSY = 36,        /* the context is running already: a hook or another thread needs a context of its own */
+    COLIBRI_ERR_UNFINISHED = 37,  /* the self-test would end the text or stream that this context holds: test a second context, or set position and source to 0 */
     /* end of errors */
 };
 
 /* Called once for each MoE layer of each colibri_forward, after routing and before the experts run.
  *   layer    0 … layers-1, in the order they run
- *   experts  chosen experts, shape (tokens, k), each 0 … experts-1, best first; where experts were pruned on request, the
- *            field `index` of the file's expert directory has their numbers in the original model
- *   tokens   rows routed: batch_size times the tokens of a sample */
+ *   experts  chosen experts, shape (tokens, k), each 0 … experts-1, best first, or -1 where a capacity was full and the
+ *            choice finds no expert; where experts were pruned on request, the field `index` of the file's expert
+ *            directory has their numbers in the original model
+ *   tokens   rows routed: batch_size times the tokens of a sample
+ * A hook must return, and may not use the context: a colibri_forward within one does nothing but set the status to
+ * COLIBRI_ERR_BUSY. What it leaves in the floating-point control word does not reach the results. */
 typedef void colibri_route_hook(void *user, int layer, const int32_t *experts, int tokens, int k);
 
 /* A parallel loop of the caller's: call task(arg, i) once for every i below `count`, on any threads in any order, and
@@ -94,6 +100,7 @@ typedef struct colibri_context {
     uint32_t context_tokens; /* most tokens of a text; 0: rows have nothing to do with each other */
     int32_t tail;            /* output rows wanted, the last ones of a batch; 0: all */
     uint32_t source; /* of an encoder-decoder model, tokens of the source text; 0: the next run reads it, and writes no output */
+    int32_t busy;    /* the engine's own: colibri_forward runs */
 } colibri_context_t;
 
 /* Prepare a context inside `mem`.

@@ -22,7 +22,10 @@ COLIBRI_API int colibri_diagnose(const void *mem, size_t mem_size, const uint8_t
 
 /* Run the model's parity certificate: every golden input, its experts and its output bits.
  *   output  scratch, ctx->output_size floats
- * Returns COLIBRI_OK or COLIBRI_ERR_SELFTEST; leaves on_route and user as they were. */
+ * Returns COLIBRI_OK, COLIBRI_ERR_SELFTEST where a bit differs, or what colibri_forward's status said:
+ * COLIBRI_ERR_ARITHMETIC before all. A context that is amid a text or a stream is left as it is, with
+ * COLIBRI_ERR_UNFINISHED: a periodic test of it takes a second context of the same model, or a moment at which the past
+ * may be forgotten (position = source = 0), as after colibri_init. Leaves on_route and user as they were. */
 COLIBRI_API int colibri_selftest(colibri_context_t *ctx, float *output);
 
 /* The name ("COLIBRI_ERR_…") and a sentence that says what to do; never NULL. */

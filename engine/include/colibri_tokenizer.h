@@ -25,7 +25,8 @@ enum colibri_tokenizer_option {
     COLIBRI_TOKENIZER_TEMPLATE = 1,     /* encode: add what the model expects around a text, such as BOS */
     COLIBRI_TOKENIZER_SPECIAL = 2,      /* encode: take special tokens where the text spells them. Not for text of users */
     COLIBRI_TOKENIZER_SKIP_SPECIAL = 4, /* decode: leave special tokens out */
-    COLIBRI_TOKENIZER_CONTINUE = 8      /* decode: the ids follow others, so that the first one's space is kept */
+    COLIBRI_TOKENIZER_CONTINUE = 8      /* decode: the ids follow others that gave text (a special token that is left out gives none), so that
+                                         * the first one's space is kept */
 };
 
 /* Open the `size` bytes at `tokenizer_bin`, aligned to 64 and left unchanged while `t` is used. Everything is checked here,

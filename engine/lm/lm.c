@@ -10,6 +10,7 @@ static int fits(const colibri_context_t *ctx, uint32_t position, const int32_t *
 {
     const uint32_t most = ctx->context_tokens;
     RETURN_IF(tokens == NULL, COLIBRI_ERR_NULL);
+    RETURN_IF(ctx->busy, COLIBRI_ERR_BUSY);
     RETURN_IF(count < 1, COLIBRI_ERR_BATCH);
     RETURN_IF(position > most || (uint32_t)count > most - position, COLIBRI_ERR_CONTEXT);
     for (int i = 0; i < count; ++i) {
@@ -76,6 +77,7 @@ int colibri_lm_rewind(colibri_context_t *ctx, int position)
 {
     RETURN_IF(ctx == NULL || ctx->model == NULL, COLIBRI_ERR_NULL);
     const uint32_t to = (uint32_t)position;
+    RETURN_IF(ctx->busy, COLIBRI_ERR_BUSY);
     RETURN_IF(position < 0 || to > ctx->position, COLIBRI_ERR_REWIND);
     const clb_header *header = (const clb_header *)(const void *)ctx->model;
     const clb_op *ops = (const clb_op *)(const void *)(ctx->model + header->ops_offset);
@@ -150,7 +152,7 @@ static void penalise(const colibri_sampler_t *s, float *logits, int n, int32_t *
     }
 }
 
-int32_t colibri_lm_sample(colibri_sampler_t *s, float *logits, int n, int32_t *scratch)
+static int32_t sample(colibri_sampler_t *s, float *logits, int n, int32_t *scratch)
 {
     if (s->repetition_penalty > 0.0f && s->repetition_penalty != 1.0f) {
         penalise(s, logits, n, scratch);
@@ -199,4 +201,12 @@ int32_t colibri_lm_sample(colibri_sampler_t *s, float *logits, int n, int32_t *s
         RETURN_IF(sum > drawn, token_at(&o, i));
     }
     return token_at(&o, kept - 1);
+}
+
+int32_t colibri_lm_sample(colibri_sampler_t *sampler, float *logits, int vocabulary, int32_t *scratch)
+{
+    const clb_control found = clb_standard();
+    const int32_t drawn = sample(sampler, logits, vocabulary, scratch);
+    clb_restore(found);
+    return drawn;
 }

@@ -43,21 +43,20 @@ int colibri_get_num_experts(const uint8_t *model_bin)
     return error == COLIBRI_OK ? (int)header->experts : -error;
 }
 
-void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size)
+/* The rows of a context that runs nothing else; an enum colibri_error. */
+static int run(colibri_context_t *ctx, const float *input, float *output, int batch_size)
 {
-    RETURN_IF(ctx == NULL || ctx->model == NULL, );
     const clb_header *header = (const clb_header *)(const void *)ctx->model;
     const uint32_t samples = (uint32_t)batch_size, tokens = CLB_USED_TEXT ? header->context_tokens : 0;
     const int reads = CLB_USED_SOURCE && header->encoder_ops != 0 && ctx->source == 0; /* the source text */
     const int part = CLB_USED_BATCH && !reads && ctx->tail > 0 && ctx->tail < batch_size; /* of the output */
     const uint32_t position = reads ? 0 : ctx->position;
-    ctx->status = input == NULL || output == NULL                                        ? COLIBRI_ERR_NULL
-                  : batch_size < 1 || batch_size > ctx->max_batch                        ? COLIBRI_ERR_BATCH
-                  : part && (!CLB_USED_TEXT || header->tail_op == header->main_ops)      ? COLIBRI_ERR_BATCH
-                  : tokens != 0 && (position > tokens || samples > tokens - position || ctx->source > tokens)
-                      ? COLIBRI_ERR_CONTEXT
-                      : COLIBRI_OK;
-    RETURN_IF(ctx->status != COLIBRI_OK, );
+    const int room = tokens == 0 || (position <= tokens && samples <= tokens - position && ctx->source <= tokens);
+    RETURN_IF(input == NULL || output == NULL, COLIBRI_ERR_NULL);
+    RETURN_IF(batch_size < 1 || batch_size > ctx->max_batch, COLIBRI_ERR_BATCH);
+    RETURN_IF(part && (!CLB_USED_TEXT || header->tail_op == header->main_ops), COLIBRI_ERR_BATCH);
+    RETURN_IF(!room, COLIBRI_ERR_CONTEXT);
+    RETURN_IF(!CLB_KERNELS(ctx)->sound(), COLIBRI_ERR_ARITHMETIC);
     const uint32_t tail = CLB_USED_TEXT && part ? samples - (uint32_t)ctx->tail : 0;
     /* Nothing before the tail is written to the output, which begins with the tail's first row. */
     float *const rows = (float *)((uintptr_t)output - (uintptr_t)tail * ctx->output_size * sizeof(float));
@@ -71,6 +70,20 @@ void colibri_forward(colibri_context_t *ctx, const float *input, float *output, 
     for (size_t i = 0; i < floats; ++i) {
         output[i] = output[i] == output[i] ? output[i] : clb_nan();
     }
+    return COLIBRI_OK;
+}
+
+void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size)
+{
+    RETURN_IF(ctx == NULL || ctx->model == NULL, );
+    ctx->status = COLIBRI_ERR_BUSY;
+    RETURN_IF(ctx->busy, );
+    ctx->busy = 1;
+    const clb_control found = clb_standard();
+    const int status = run(ctx, input, output, batch_size);
+    clb_restore(found);
+    ctx->busy = 0;
+    ctx->status = status;
 }
 
 void colibri_free(colibri_context_t *ctx)

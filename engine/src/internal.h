@@ -2,19 +2,8 @@
 #ifndef COLIBRI_INTERNAL_H
 #define COLIBRI_INTERNAL_H
 
-#if defined(__FAST_MATH__)
-#error "Colibri gives the same bits everywhere; -ffast-math does not. Compile without it, and with -ffp-contract=off."
-#endif
-#if defined(__FLT_EVAL_METHOD__) && (__FLT_EVAL_METHOD__ == 1 || __FLT_EVAL_METHOD__ == 2)
-#error "Floats must be computed as floats: on 32-bit x86 compile with -msse2 -mfpmath=sse."
-#endif
-
-#if defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 2)
-#error "Helium's float vectors flush denormals: compile without them, with -mcpu=cortex-m55+nomve.fp or the like."
-#endif
-
+#include "arithmetic.h"
 #include "colibri.h"
-#include "elementary.h"
 #include "format.h"
 
 #include <string.h>
@@ -27,7 +16,7 @@
 #else
 #define CLB_INTERNAL
 #endif
-#if defined(CLB_FOLDED)
+#if defined(CLB_FOLDED) && defined(__OPTIMIZE__)
 #define CLB_WALK static inline __attribute__((always_inline))
 #define CLB_STATIC_WALK CLB_WALK
 #else
@@ -152,6 +141,7 @@ typedef struct clb_kernels {
     void (*unary)(uint32_t func, float p0, float p1, const float *x, float *out, size_t n); /* out may be x */
     void (*binary)(uint32_t func, const float *a, const float *b, float *out, size_t n);    /* out may be a or b */
     void (*mix)(float weight, const float *value, float *total, size_t n, int first);      /* total may be value */
+    int (*sound)(void); /* whether they compute as they must: clb_sound, as they were compiled */
 } clb_kernels;
 
 /* The table that simd/v128.c makes of these compiler flags, if any. */
@@ -163,12 +153,14 @@ typedef struct clb_kernels {
 
 #if defined(COLIBRI_GENERATED)
 #define CLB_KERNELS(ctx) (&MODEL_KERNELS) /* the only ones there are */
+#define CLB_PANEL_OF(kernels) ((void)(kernels), panel) /* by its name, as all that is folded */
 #else
 extern const clb_kernels clb_kernels_plain, clb_kernels_avx2, clb_kernels_avx512, clb_kernels_neon_dot;
 #if defined(CLB_V128)
 extern const clb_kernels CLB_V128;
 #endif
 #define CLB_KERNELS(ctx) ((const clb_kernels *)(ctx)->kernels)
+#define CLB_PANEL_OF(kernels) (kernels)->panel
 #endif
 
 CLB_INTERNAL const clb_kernels *clb_kernels_at(uint32_t n); /* the n-th best this processor runs, from 0; NULL where there are no more */
@@ -252,12 +244,28 @@ CLB_INTERNAL float clb_lane_tree(const float lanes[CLB_LANES]);
 static inline uint32_t clb_min(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static inline uint32_t clb_ceil(uint32_t n, uint32_t by) { return n / by + (n % by != 0); }
 
+/* A task on one of the caller's threads, whose control word is whatever its owner made it. */
+typedef struct {
+    void (*run)(void *arg, uint32_t index);
+    void *arg;
+} clb_task;
+
+static inline void clb_run_task(void *arg, uint32_t index)
+{
+    const clb_task *task = arg;
+    const clb_control found = clb_standard();
+    task->run(task->arg, index);
+    clb_restore(found);
+}
+
 /* Tasks 0 to below `count`, over the caller's threads where that is worth it. A macro: a task called by its name is folded. */
 #define CLB_SPREAD(ctx, worth, task, arg, count)                                                                       \
     do {                                                                                                               \
         const uint32_t tasks = count;                                                                                  \
-        if (!CLB_SCALAR && (worth) && tasks > 1) {                                                                                    \
-            (ctx)->parallel((ctx)->parallel_user, task, arg, tasks);                                                   \
+        if (!CLB_SCALAR && (worth) && tasks > 1) {                                                                       \
+            clb_task one_of_them = {task, arg};                                                                        \
+            (ctx)->parallel((ctx)->parallel_user, clb_run_task, &one_of_them, tasks);                                  \
+            clb_standard(); /* a hook may have left another control word */                                            \
         } else {                                                                                                       \
             for (uint32_t n = 0; n < tasks; ++n) {                                                                     \
                 task(arg, n);                                                                                          \

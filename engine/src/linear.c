@@ -45,17 +45,18 @@ CLB_STATIC_WALK clb_matrix matrix_of(const void *blocks, const float *bias, uint
     };
 }
 
+#if CLB_SHARED_PRODUCTS
 /* All of a matrix times one row. It takes numbers, which a folded call has at hand, and no structs, which it would fill. */
-static __attribute__((noinline, unused)) void shared_product(const void *blocks, const float *bias, const float *x,
-                                                             float *out, uint32_t layout, uint32_t code, uint32_t cols,
-                                                             uint32_t outputs)
+static __attribute__((noinline)) void shared_product(const void *blocks, const float *bias, const float *x, float *out,
+                                                     uint32_t layout, uint32_t code, uint32_t cols, uint32_t outputs)
 {
     const clb_matrix matrix = matrix_of(blocks, bias, layout, code, cols, outputs);
     const clb_tile tile = {.rows = 1, .computed = 1, .a = {x}, .out = {out}};
     for (uint32_t at = 0; at < clb_ceil(outputs, CLB_LANES); ++at) {
-        CLB_KERNELS((colibri_context_t *)NULL)->panel(&matrix, &tile, at, 1);
+        panel(&matrix, &tile, at, 1);
     }
 }
+#endif
 
 /* Task `index`: its chunk of the matrix, for every row. */
 CLB_STATIC_WALK void run_chunk(void *arg, uint32_t index)
@@ -70,13 +71,14 @@ CLB_STATIC_WALK void run_chunk(void *arg, uint32_t index)
     tile.w0 = tile.w1 = NULL;
     while (sample < t->samples) {
         clb_next_tile(op, t->samples, t->frame, &sample, &row, &tile);
-        if (CLB_SHARED_PRODUCTS) {
-            shared_product(t->matrix.blocks, t->matrix.bias, tile.a[0], tile.out[0], t->matrix.layout, op->code,
-                           t->matrix.cols, t->matrix.outputs);
+#if CLB_SHARED_PRODUCTS
+        shared_product(t->matrix.blocks, t->matrix.bias, tile.a[0], tile.out[0], t->matrix.layout, op->code,
+                       t->matrix.cols, t->matrix.outputs);
+#else
+        for (uint32_t at = first; at < end; at += CLB_PANEL) {
+            CLB_PANEL_OF(kernels)(&t->matrix, &tile, at, clb_min(end - at, CLB_PANEL));
         }
-        for (uint32_t at = first; !CLB_SHARED_PRODUCTS && at < end; at += CLB_PANEL) {
-            kernels->panel(&t->matrix, &tile, at, clb_min(end - at, CLB_PANEL));
-        }
+#endif
         if (CLB_USED_RESIDUAL && t->matrix.residual != NULL) {
             kernels->residual(&t->matrix, &tile, first / CELL_BLOCKS, clb_ceil(end, CELL_BLOCKS));
         }

@@ -87,6 +87,7 @@ CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *
     }
     if (ctx->on_route != NULL) {
         ctx->on_route(ctx->user, (int)op->w0, w.experts, (int)tokens, (int)k);
+        clb_standard(); /* a hook may have left another control word */
     }
     group(&w, layer->experts, choices);
 

@@ -66,6 +66,16 @@ OF_PANEL void begin(float *total, const float *start, uint32_t n)
     }
 }
 
+/* The sum of a quantised row's inputs from `start` to below `end`, multiples of a group but for the row's end. */
+static inline UNUSED uint32_t inputs_of(const clb_record *x, uint32_t start, uint32_t end)
+{
+    uint32_t sum = 0;
+    for (uint32_t g = start / CLB_WEIGHT_GROUP; g < clb_ceil(end, CLB_WEIGHT_GROUP); ++g) {
+        sum += (uint32_t)x->sum[g];
+    }
+    return sum;
+}
+
 /* A row of n sums, times scales and plus biases as `which` says. */
 enum { SCALED = 1, BIASED = 2 };
 OF_PANEL void finish(int which, float *out, const float *total, uint32_t n, const float *scale, const float *bias)

@@ -72,6 +72,25 @@ typedef struct {
     size_t rows; /* a task takes */
 } row_task;
 
+/* gcc -Og follows no pointer to a function that must be inlined, and refuses it: folded code calls by name. */
+CLB_STATIC_WALK void compute(clb_kernel *kernel, const clb_op *op, const clb_tile *tile)
+{
+#if defined(CLB_FOLDED) && defined(__OPTIMIZE__)
+    (void)kernel;
+    switch (op->code) {
+    case CLB_OP_QUANTIZE: clb_quantize(op, tile); break;
+    case CLB_OP_MAP1:
+    case CLB_OP_MAP2: clb_map(op, tile); break;
+    case CLB_OP_SOFTMAX: clb_softmax(op, tile); break;
+    case CLB_OP_LAYERNORM:
+    case CLB_OP_RMSNORM: clb_norm(op, tile); break;
+    default: clb_reduce(op, tile);
+    }
+#else
+    kernel(op, tile);
+#endif
+}
+
 /* Task `index` of an operation that computes every row by itself. */
 CLB_STATIC_WALK void run_rows(void *arg, uint32_t index)
 {
@@ -85,7 +104,7 @@ CLB_STATIC_WALK void run_rows(void *arg, uint32_t index)
     tile.kernels = CLB_KERNELS(t->frame->ctx);
     for (size_t at = first; at < end; at += CLB_TILE) {
         clb_next_tile(t->op, t->samples, t->frame, &sample, &row, &tile);
-        t->kernel(t->op, &tile);
+        compute(t->kernel, t->op, &tile);
     }
 }
 

@@ -43,11 +43,12 @@ static void compare_routes(void *user, int layer, const int32_t *experts, int to
 int colibri_selftest(colibri_context_t *ctx, float *output)
 {
     RETURN_IF(ctx == NULL || ctx->model == NULL || output == NULL, COLIBRI_ERR_NULL);
+    RETURN_IF(ctx->busy, COLIBRI_ERR_BUSY);
+    RETURN_IF(CLB_USED_TEXT && (ctx->position | ctx->source) != 0, COLIBRI_ERR_UNFINISHED);
     const clb_header *header = (const clb_header *)(const void *)ctx->model;
     colibri_route_hook *const hook = ctx->on_route;
     void *const user = ctx->user;
     int result = header->golden_rows > 0 ? COLIBRI_OK : COLIBRI_ERR_SELFTEST;
-    ctx->position = CLB_USED_TEXT ? 0 : ctx->position; /* of a language model the rows are the tokens of one text */
     for (uint32_t n = 0; n < header->golden_rows && result == COLIBRI_OK; ++n) {
         const uint8_t *row = ctx->model + header->golden_offset + (size_t)n * header->golden_bytes;
         const clb_golden *golden = (const clb_golden *)(const void *)row;
@@ -59,7 +60,9 @@ int colibri_selftest(colibri_context_t *ctx, float *output)
         for (int run = !CLB_USED_TEXT || header->encoder_ops == 0; run < 2; ++run) { /* a row's source text is the row itself */
             colibri_forward(ctx, input, output, 1);
         }
-        if (!expected.equal || expected.left != 0 ||
+        if (ctx->status != COLIBRI_OK) {
+            result = ctx->status;
+        } else if (!expected.equal || expected.left != 0 ||
             clb_crc32(output, (uint64_t)header->output_floats * sizeof(float)) != golden->output_crc) {
             result = COLIBRI_ERR_SELFTEST;
         }

@@ -139,7 +139,7 @@ CLB_STATIC_WALK void panels(const clb_kernels *kernels, const clb_matrix *m, clb
 {
     clb_pad_tile(tile);
     for (uint32_t at = 0, blocks = clb_ceil(m->outputs, CLB_LANES); at < blocks; at += CLB_PANEL) {
-        kernels->panel(m, tile, at, clb_min(blocks - at, CLB_PANEL));
+        CLB_PANEL_OF(kernels)(m, tile, at, clb_min(blocks - at, CLB_PANEL));
     }
 }
 

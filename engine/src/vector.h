@@ -132,14 +132,27 @@ static inline int32_t most_of(const float *x, uint32_t n)
     return most;
 }
 
+/* x · factor as an integer, OFFSET more than it is. */
+enum { OFFSET = 0x4B400000 };
+static inline uint32_t scaled(float x, float factor) { return clb_bits(x * factor + 0x1.8p+23f); }
+
+/* The factor, or what is below it so that ±largest stay within ±127: they do at once where numbers are rounded to nearest. */
+static inline float saturated(float factor, float largest)
+{
+    while (scaled(largest, factor) > OFFSET + 127 || scaled(-largest, factor) < OFFSET - 127) {
+        factor = clb_from_bits(clb_bits(factor) - 1u);
+    }
+    return factor;
+}
+
 /* q = x · factor, n of them; their sum. */
 static inline uint32_t scale_to(int8_t *q, const float *x, uint32_t n, float factor)
 {
     uint32_t sum = 0;
     FOURTH for (uint32_t i = 0; i < n; ++i) {
-        const uint32_t bits = clb_bits(x[i] * factor + 0x1.8p+23f);
+        const uint32_t bits = scaled(x[i], factor);
         q[i] = (int8_t)bits;
-        sum += bits - 0x4B400000u;
+        sum += bits - OFFSET;
     }
     return sum;
 }
@@ -156,13 +169,17 @@ static void quantize(const float *x, float *record, uint32_t cols)
         const uint32_t group = clb_min((uint32_t)(end - x), CLB_ACTIVATION_GROUP);
         const float *stop = x + group;
         const int32_t most = WHOLE(group, CLB_ACTIVATION_GROUP) ? most_of(x, CLB_ACTIVATION_GROUP) : most_of(x, group);
-        const float largest = clb_from_bits((uint32_t)most), factor = largest > 0.0f ? 127.0f / largest : 0.0f;
+        const float largest = clb_from_bits((uint32_t)most);
+        float factor = largest > 0.0f ? 127.0f / largest : 0.0f;
         *record++ = largest / 127.0f;
-        const int sound = factor > 0.0f && factor < clb_inf(); /* or nothing is below 127.5 but zeros */
+        const int usable = factor > 0.0f && factor < clb_inf(); /* or nothing is below 127.5 but zeros */
+        if (usable) {
+            factor = saturated(factor, largest);
+        }
         while (x < stop) {
             const uint32_t left = (uint32_t)(stop - x), n = SUMS ? clb_min(left, CLB_WEIGHT_GROUP) : left;
             uint32_t sum = 0;
-            if (!sound) {
+            if (!usable) {
                 memset(q, 0, n);
             } else if (WHOLE(n, CLB_WEIGHT_GROUP)) {
                 sum = scale_to(q, x, CLB_WEIGHT_GROUP, factor);
@@ -181,8 +198,11 @@ static void quantize(const float *x, float *record, uint32_t cols)
     }
 }
 
+static int sound(void) { return clb_sound(); }
+
 #define KERNELS(its_name)                                                                                              \
     {                                                                                                                  \
         .name = its_name, .panel = panel, .residual = CLB_USED_RESIDUAL ? residual : NULL,                             \
         .quantize = CLB_USED_PRODUCTS_Q != 0 ? quantize : NULL, .unary = unary, .binary = binary, .mix = mix,          \
+        .sound = sound,                                                                                                \
     }

@@ -45,6 +45,9 @@ typedef struct { ...; } route_counts;
 void count_routes(colibri_context_t *ctx, route_counts *to, uint64_t *counts);
 void use_kernels(colibri_context_t *ctx, uint32_t n);
 const char *kernels_name(uint32_t n);
+uintptr_t arithmetic_standard(void);
+void arithmetic_restore(uintptr_t found);
+int arithmetic_sound(void);
 void scale_costs(const float *weight, const float *energy, const float *scales, float *costs, size_t candidates,
                  size_t groups, size_t groups_of_row, size_t width, float least, float most, float price);
 """)
@@ -161,6 +164,22 @@ static const char *kernels_name(uint32_t n)
 {
     const clb_kernels *kernels = clb_kernels_at(n);
     return kernels == NULL ? NULL : kernels->name;
+}
+
+/* For what NumPy computes: see arithmetic.h. */
+static uintptr_t arithmetic_standard(void)
+{
+    return clb_standard();
+}
+
+static void arithmetic_restore(uintptr_t found)
+{
+    clb_restore(found);
+}
+
+static int arithmetic_sound(void)
+{
+    return clb_sound();
 }
 
 static void use_kernels(colibri_context_t *ctx, uint32_t n)

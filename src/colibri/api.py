@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from colibri import exporter, spec
+from colibri import arithmetic, exporter, spec
 from colibri.errors import ExportError, ExportWarning
 
 try:
@@ -22,6 +22,7 @@ from colibri.quantize.report import Scorer
 __all__ = ["export", "register_moe"]
 
 
+@arithmetic.standard()
 def export(
     module: Any,
     example_inputs: Any,

@@ -16,7 +16,9 @@ FLAGS = ("-fstack-usage", "-fcallgraph-info=su")
 
 _VECTOR = ("unary", "binary", "mix", "quantize")
 INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "context": ((), ("sound",)),
     "elementwise": ((), _VECTOR),
+    "internal": ((), ("run_rows", "run_chunk", "attend")),
     "linear": ((), ("panel", "residual", "unary")),
     "rows": (
         (),
@@ -33,8 +35,9 @@ caller's own hooks come on top of what is measured; compare_routes is the engine
 GENERATED = {"moe": ("run_expert_*", "route_*")}
 """What it can reach besides where an exported model.c holds the program as code, if the pointer call is left at all."""
 
-HOOKS = ("linear", "moe", "rows", "sequence")
-"""Files that call the caller's hooks through pointers: generated code may have no other pointer calls left in them."""
+HOOKS = ("internal", "linear", "moe", "rows", "sequence")
+"""Files that call the caller's hooks through pointers, or what these are handed: generated code may have no other pointer
+calls left in them."""
 
 
 class StackError(ValueError):

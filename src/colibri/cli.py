@@ -4,6 +4,7 @@ commands for language models of `cli_language`."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.table import Table
+from typer import rich_utils
 
 from colibri import cli_language, exporter, firmware, spec, toolchain
 from colibri.diff import compare
@@ -40,13 +42,33 @@ from colibri.quantize.choose import DTYPES
 from colibri.report import routes as route_report
 from colibri.report import tables, traces
 from colibri.report.advise import advise as judge
+from colibri.sources import require_source
 from colibri.targets import TARGETS
 from colibri.terminal import Debug, Json, ModelPath, err, errors, out, plain, show
+
+if os.environ.get("NO_COLOR"):
+    rich_utils.COLOR_SYSTEM = None  # as in `terminal`: dim and bold too
 
 app = typer.Typer(
     help="Turns a Mixture-of-Experts model into a tiny C inference engine.",
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
 )  # fmt: skip
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"colibri {spec.VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _colibri(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
 
 STAGES = ("graph", *PASSES, "prune", "quantize", "merge", "program", "plan")
 Stage = Enum("Stage", {name: name for name in STAGES})  # type: ignore[misc]
@@ -57,12 +79,11 @@ MaxBatch = Annotated[int | None, typer.Option(help="Rows the context is planned 
 
 def _source(model: Path, architecture: Path | None) -> tuple[Graph, list[Array] | None, int, Any]:
     """From a model's source: graph, example rows and their batch, recognition report; None for what it lacks."""
-    if not model.exists():
-        raise ExportError(f"{model} does not exist: pass a .pt2 program or a .safetensors file")
+    require_source(model)
     if model.is_dir():
-        raise ExportError(f"{model} is a directory: pass the .pt2 program or the .safetensors file in it")
-    if model.stat().st_size == 0:
-        raise ExportError(f"{model} is empty: pass a .pt2 program or a .safetensors file")
+        raise ExportError(
+            f"{model} is the directory of a language model: this needs a .pt2 program or a .safetensors file"
+        )
     if model.suffix == ".safetensors":
         from colibri.frontends.architecture import from_architecture
 
@@ -128,7 +149,9 @@ def export(
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for model.bin, model.h and model.c.")],
-    dtype: Annotated[str, typer.Option(help=f"Format of the weights: {', '.join(DTYPES)}.")] = "fp32",
+    dtype: Annotated[
+        str, typer.Option(help=f"Format of the weights: {', '.join(DTYPES)} (mixed: not for language models).")
+    ] = "fp32",
     budget: Annotated[
         str | None, typer.Option(help="Most bytes of weights, like 380KB; chooses formats with mixed.")
     ] = None,
@@ -181,6 +204,8 @@ def export(
     """Export a trained model: read, verify, optimise, plan, certify, write."""
     if (model / "config.json").is_file():
         with errors(as_json, debug):
+            if dtype == "mixed":
+                raise ExportError("dtype mixed is not for language models: pass fp32, fp16, int8 or int4")
             unused = {"--budget": budget, "--max-error": max_error, "--architecture": architecture,
                       "--calibration": calibration, "--prune-experts": prune_experts, "--stream": stream}  # fmt: skip
             for option, value in unused.items():

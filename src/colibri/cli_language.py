@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from colibri.answers import Answering
 from colibri.context_length import longest_context, set_context
 from colibri.engine import KERNELS
 from colibri.errors import ColibriError, ModelError
@@ -93,19 +94,16 @@ def _at(rate: float | None) -> str:
     return "" if rate is None else f" at {rate:,.1f}/s"
 
 
-def _answer(
-    lm: LanguageModel, ids: Sequence[int], write: Callable[[str], None], most: int, sampling: dict[str, Any]
-) -> Answer:
+Say = Callable[[int | None], str]  # shows what a token adds, or what is left at the end; gives what counts as text
+
+
+def _answer(lm: LanguageModel, ids: Sequence[int], say: Say, most: int, sampling: dict[str, Any]) -> Answer:
     """Generate until the model ends the text, `most` tokens are there, the context is full, or Ctrl-C."""
-    answer, ends, stream = Answer(len(ids)), set(lm.tokenizer.eos), lm.tokenizer.stream()
+    answer, ends = Answer(len(ids)), set(lm.tokenizer.eos)
     start = time.perf_counter()
 
     def prompt_is_done(evaluated: int) -> None:
         answer.evaluated, answer.prompt_seconds = evaluated, time.perf_counter() - start
-
-    def say(text: str) -> None:
-        answer.text += text
-        write(text)
 
     try:
         for token in lm.stream(ids, most, on_prompt=prompt_is_done, **sampling):
@@ -118,13 +116,24 @@ def _answer(
                 answer.finish = "end"
                 break
             answer.tokens.append(token)
-            say(stream.push(token))
+            answer.text += say(token)
         else:
             answer.finish = "context" if len(answer.tokens) < most else "length"
-        say(stream.end())
+        answer.text += say(None)
     except KeyboardInterrupt:
         answer.finish = "interrupted"
     return answer
+
+
+def _as_it_comes(lm: LanguageModel, write: Callable[[str], None]) -> Say:
+    stream = lm.tokenizer.stream()
+
+    def say(token: int | None) -> str:
+        text = stream.end() if token is None else stream.push(token)
+        write(text)
+        return text
+
+    return say
 
 
 def _write(text: str) -> None:
@@ -203,7 +212,8 @@ def generate(
         counts = lm.count_experts()
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
                     "repetition_penalty": repetition_penalty, "seed": seed}  # fmt: skip
-        answer = _answer(lm, ids, (lambda text: None) if as_json else _write, max_new_tokens, sampling)
+        say = _as_it_comes(lm, (lambda text: None) if as_json else _write)
+        answer = _answer(lm, ids, say, max_new_tokens, sampling)
         uses = list(_uses(lm, counts))
         if as_json:
             print(json.dumps(answer.to_dict() | {"experts": [vars(u) for u in uses]}, indent=1))
@@ -228,11 +238,21 @@ class _Conversation:
         self.lm, self.system = lm, system
         self.room = min(room, lm.context // 4)  # tokens kept free for an answer
         self.messages: list[dict[str, str]] = []
+        self.prompt = ""  # the text of the conversation, as the template has it
 
     def ids(self) -> list[int]:
         head = [] if self.system is None else [{"role": "system", "content": self.system}]
-        text = self.lm.tokenizer.chat(head + self.messages)
-        return self.lm.tokenizer.encode(text, special=False, parse=True)
+        self.prompt = self.lm.tokenizer.chat(head + self.messages)
+        return self.lm.tokenizer.encode(self.prompt, special=False, parse=True)
+
+    def require_system(self) -> None:
+        """Raises ModelError where the template takes messages, but no system message before them."""
+        probe = [{"role": "user", "content": "a"}]
+        try:
+            self.lm.tokenizer.chat([{"role": "system", "content": self.system}, *probe])
+        except ModelError as error:
+            self.lm.tokenizer.chat(probe)
+            raise ModelError(f"{error}: leave out --system, and say it in the first message") from None
 
     def ask(self, text: str) -> list[int]:
         """The tokens of the conversation with a new message at its end.
@@ -274,7 +294,10 @@ def chat(
     kernels: Kernels = None,
     debug: Debug = False,
 ) -> None:
-    """Talk to a language model that has a chat template. A line is a message; /reset forgets, /exit and Ctrl-D end."""
+    """Talk to a language model that has a chat template. A line is a message; /reset forgets, /exit and Ctrl-D end.
+
+    What the model thinks before it answers goes to stderr, and is not part of the conversation.
+    """
     with errors(False, debug):
         lm = _open(model, threads, kernels)
         if not lm.tokenizer.templates:
@@ -283,7 +306,9 @@ def chat(
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
                     "repetition_penalty": repetition_penalty, "seed": seed}  # fmt: skip
         talk = _Conversation(lm, system, max_new_tokens)
-        terminal = sys.stdin.isatty()
+        if system is not None:
+            talk.require_system()
+        terminal, refused = sys.stdin.isatty(), False
         if terminal:
             import readline  # noqa: F401  # history and editing for input()
 
@@ -295,21 +320,50 @@ def chat(
                 talk.messages.clear()
                 _note("the conversation is forgotten")
             elif line:
-                _turn(talk, line, max_new_tokens, sampling)
+                refused |= not _turn(talk, line, max_new_tokens, sampling)
+    if refused and not terminal:
+        raise typer.Exit(1)
 
 
-def _turn(talk: _Conversation, line: str, most: int, sampling: dict[str, Any]) -> None:
+def _turn(talk: _Conversation, line: str, most: int, sampling: dict[str, Any]) -> bool:
+    """Answers a message; False where it cannot be asked."""
     try:
         ids = talk.ask(line)
     except ModelError as error:
         err.print(plain(str(error)), highlight=False, soft_wrap=True)
-        return
-    answer = _answer(talk.lm, ids, _write, most, sampling)
+        return False
+    answer = _answer(talk.lm, ids, _thinking_apart(talk.lm, talk.prompt), most, sampling)
     _write("\n")
+    if not answer.text and answer.finish == "length":
+        _note(f"no answer within {most:,} tokens: pass a larger --max-new-tokens")
     talk.messages.append({"role": "assistant", "content": answer.text})
     if answer.finish == "context":
         _note(f"the context of {talk.lm.context:,} tokens is full; the next message lets the oldest turns go")
     _note(str(answer))
+    return True
+
+
+def _thinking_apart(lm: LanguageModel, prompt: str) -> Say:
+    """Shows the answer on stdout, and what the model thinks before it on stderr."""
+    parts, thinking = Answering(lm.tokenizer, prompt), False
+
+    def say(token: int | None) -> str:
+        nonlocal thinking
+        text = ""
+        for said in parts.end() if token is None else parts.push(token):
+            if said.thinking != thinking:
+                err.print("" if thinking else "thinking: ", style="dim", end="\n" if thinking else "")
+                thinking = said.thinking
+            if thinking:
+                err.print(plain(said.text), style="dim", end="", highlight=False, soft_wrap=True)
+            else:
+                _write(said.text)
+                text += said.text
+        if token is None and thinking:
+            err.print()
+        return text
+
+    return say
 
 
 def _line(terminal: bool) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from colibri import arithmetic
 from colibri.errors import ModelError
 from colibri.language import LanguageModel, Routes
 from colibri.tokenizer import Tokenizer
@@ -53,6 +54,7 @@ class Evaluation:
         return asdict(self)
 
 
+@arithmetic.standard()
 def evaluate(
     lm: LanguageModel,
     text: str | bytes,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from colibri import spec, weights
+from colibri import arithmetic, spec, weights
 from colibri.certify import Certificate, certify, random_text
 from colibri.emit import c_source, model_bin
 from colibri.emit.c_source import PLAIN as PLAIN
@@ -84,6 +84,7 @@ class Export:
         }
 
 
+@arithmetic.standard()
 def build(
     graph: Graph,
     *,

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from colibri import spec
+from colibri import arithmetic, spec
 from colibri.certify import TEXT_ROWS, Certificate, Golden, certify, random_text
 from colibri.emit import c_source, stream
 from colibri.emit.files import write_files
@@ -40,6 +40,7 @@ _GENERATED_BYTES = 4 << 20  # above, C source for firmware is of no use
 Certifier = Callable[[Path, Sequence[Array], int], Certificate]
 
 
+@arithmetic.standard()
 def export_lm(
     graph: Graph,
     path: str | Path,
@@ -121,7 +122,8 @@ def export_lm(
 def _carry_tokenizer(source: Path, target: Path, say: Callable[[str], None]) -> None:
     """The tokenizer's files beside the model, and tokenizer.bin for C; what is not there or refused is said."""
     if not (source / "tokenizer.json").is_file():
-        say(f"{source} has no tokenizer.json: the export takes token ids only")
+        say(f"{source} has no tokenizer.json, so that the export takes token ids only: for text, convert what it has "
+            "(transformers.AutoTokenizer.from_pretrained(…).save_pretrained(…)) and export again")  # fmt: skip
         return
     image = target / "tokenizer.bin"
     try:

@@ -86,6 +86,18 @@ ERRORS: tuple[tuple[str, str], ...] = (
     ("SCRATCH", "the scratch memory is too small for this text: give it colibri_tokenizer_scratch() bytes"),
     ("OUTPUT", "the output array is too small: give it room for as many elements as the count returned"),
     ("SOURCE", "an encoder-decoder model, and no other, reads a source text first: see colibri_lm_source"),
+    # the arithmetic, and what a context is doing
+    (
+        "ARITHMETIC",
+        "this build or machine does not compute as IEEE 754 says: compile without options that change floats "
+        "(docs/arithmetic.md)",
+    ),
+    ("BUSY", "the context is running already: a hook or another thread needs a context of its own"),
+    (
+        "UNFINISHED",
+        "the self-test would end the text or stream that this context holds: test a second context, or set position "
+        "and source to 0",
+    ),
 )
 
 

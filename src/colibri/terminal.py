@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -15,7 +16,9 @@ from rich.table import Table
 
 from colibri.errors import ColibriError
 
-out, err = Console(), Console(stderr=True)
+# With NO_COLOR (no-color.org) no control sequences at all: rich itself would keep bold and dim.
+_colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+out, err = Console(color_system=_colors), Console(stderr=True, color_system=_colors)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")]
@@ -27,13 +30,19 @@ def errors(as_json: bool, debug: bool) -> Iterator[None]:
     """Turns the package's own errors into one line and exit code 1."""
     try:
         yield
-    except ColibriError as error:
+    except (ColibriError, MemoryError) as error:
         if debug:
             raise
+        said = str(error)
+        if isinstance(error, MemoryError):
+            said = (
+                f"this takes more memory than there is ({said or 'allocation failed'}): ask for a shorter --context or "
+                "a smaller --max-batch, or use a machine with more"
+            )
         if as_json:
-            print(json.dumps({"error": str(error), "kind": type(error).__name__, "code": getattr(error, "code", None)}))
+            print(json.dumps({"error": said, "kind": type(error).__name__, "code": getattr(error, "code", None)}))
         else:
-            err.print(f"[bold red]error:[/] {plain(str(error))}", highlight=False, soft_wrap=True)
+            err.print(f"[bold red]error:[/] {plain(said)}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt as stopped:
         if not stopped.args:

@@ -6,15 +6,14 @@ is downloaded. `write_c` gives the same tokenizer as `tokenizer.bin` for `colibr
 
 from __future__ import annotations
 
-import datetime
 import json
 import shutil
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from colibri import tokenizer_bin
+from colibri import chat_template, tokenizer_bin
 from colibri.errors import ExportError, ModelError
 from colibri.tokenizer_bin import write_c
 
@@ -155,6 +154,11 @@ class Tokenizer:
         found: int | None = self._library.token_to_id(token)
         return found
 
+    @property
+    def special(self) -> dict[int, str]:
+        """The special tokens, which are no text, by id."""
+        return {i: str(t.content) for i, t in self._library.get_added_tokens_decoder().items() if t.special}
+
     def _checked(self, ids: Iterable[int]) -> list[int]:
         numbers = [int(i) for i in ids]
         for i in numbers:
@@ -175,24 +179,19 @@ class Tokenizer:
         """The text of a conversation, by the model's chat template; encode it with `special=False, parse=True`.
 
         messages:  mappings with `role` and `content`
-        template:  the name of one of several templates
+        template:  the name of one of several templates; by default `tool_use` where there are tools and such a
+                   template, else `default`
         variables: what else the template may use (`tools`, `enable_thinking`, …)
         Raises ModelError where there is no template, it is malformed, or it does not accept these messages.
         """
-        try:
-            import jinja2
-        except ImportError:
-            raise ExportError("chat templates need jinja2: pip install 'colibri-moe[lm]'") from None
         names = {f"{n}_token": self._name(self._config.get(f"{n}_token")) for n in ("bos", "eos", "unk", "pad")}
         values = {name: token for name, token in names.items() if token is not None}
-        values |= {"tools": None, "documents": None} | variables
+        values |= {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt} | variables
+        wanted = self._template(template, values["tools"] is not None)
         try:
-            compiled = _environment().from_string(self._template(template))
-            return str(compiled.render(messages=messages, add_generation_prompt=add_generation_prompt, **values))
-        except jinja2.TemplateSyntaxError as error:
-            raise ModelError(f"{self.directory}: the chat template is malformed ({error}): copy it again") from None
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise ModelError(f"the chat template of {self.directory} does not take these messages: {error}") from None
+            return chat_template.render(wanted, messages, values)
+        except ModelError as error:
+            raise ModelError(f"{self.directory}: {error}") from None
 
     @property
     def templates(self) -> dict[str, str]:
@@ -215,14 +214,15 @@ class Tokenizer:
                 } | templates
         return templates
 
-    def _template(self, name: str | None) -> str:
+    def _template(self, name: str | None, tools: bool) -> str:
         templates = self.templates
         if not templates:
             raise ModelError(
                 f"{self.directory} has no chat template: it may be a base model, which continues text; if not, "
                 "put the template of its model card into chat_template.jinja"
             )
-        wanted = "default" if name is None else name
+        for_tools = name is None and tools and "tool_use" in templates
+        wanted = "tool_use" if for_tools else "default" if name is None else name
         if wanted not in templates:
             raise ModelError(
                 f"{self.directory} has no chat template {wanted!r}: pass template= one of {sorted(templates)}"
@@ -285,48 +285,3 @@ class Stream:
     def _new(self) -> str:
         decode = self._tokenizer.decode
         return decode(self._ids, self._skip_special)[len(decode(self._ids[: self._given], self._skip_special)) :]
-
-
-# --- Jinja as chat templates expect it --------------------------------------------------------------------------------
-
-
-def _environment() -> Any:
-    """A sandbox with the functions and filters that the templates of checkpoints use."""
-    import jinja2
-    from jinja2 import ext, nodes
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(ext.Extension):
-        """`{% generation %} … {% endgeneration %}` marks what the model said, for training; here it says nothing."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Any) -> list[nodes.Node]:
-            next(parser.stream)
-            body: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return body
-
-    def raise_exception(message: str) -> NoReturn:
-        raise jinja2.TemplateError(message)
-
-    def tojson(
-        x: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        # Jinja's own escapes for HTML.
-        return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    def strftime_now(form: str) -> str:
-        return datetime.datetime.now().strftime(form)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = strftime_now
-    environment.globals["dict"] = lambda *parts, **named: dict(*parts, **named)  # without the class's attributes
-    return environment

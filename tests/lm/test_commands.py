@@ -9,16 +9,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import colibri
-from colibri import exporter
+from colibri import cli_language, exporter
 from colibri.graph import Router
 from colibri.language import LanguageModel
 from tests.lm.conftest import CHECKPOINT, ROOT
+from tests.lm.test_answers import tokenizer
 from tests.lm_graphs import encoder_decoder, language_model
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
@@ -235,10 +237,43 @@ def test_chat_lets_the_oldest_turns_go_where_the_context_is_full(talker: Path, t
     lines = "\n".join(f"Tell me of the king number {n}" for n in range(6)) + "\n" + "long " * 100 + "\nAgain\n"
     done = command("chat", small, "-n", 15, "--system", "You are a bard", given=lines)
     said = done.stderr.decode()
-    assert done.returncode == 0 and "Traceback" not in said
+    assert done.returncode == 1 and "Traceback" not in said  # a message of a pipe had no answer
     assert "the context of 80 tokens is full: the oldest" in said and "forgotten" in said
     assert "but the context holds 80: shorten it" in said
     assert said.count("new tokens") == 7
+
+
+def test_chat_says_once_that_a_template_takes_no_system_message(talker: Path, tmp_path: Path) -> None:
+    """D7."""
+    strict = tmp_path / "strict"
+    shutil.copytree(talker, strict)
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    (strict / "chat_template.jinja").write_text(refusing + TEMPLATE)
+    said = refused("chat", strict, "--system", "Be brief", given="Hello\nHello\n")
+    assert "System role not supported" in said and "leave out --system" in said
+    done = command("chat", strict, "-n", 3, given="Hello\n")
+    assert done.returncode == 0 and done.stdout
+
+
+def test_chat_ends_with_a_failure_where_a_template_fails(talker: Path, tmp_path: Path) -> None:
+    """D6."""
+    failing = tmp_path / "failing"
+    shutil.copytree(talker, failing)
+    (failing / "chat_template.jinja").write_text("{{ 1 // (messages | length - 1) }}" + TEMPLATE)
+    done = command("chat", failing, "-n", 3, given="Hello\n")
+    assert done.returncode == 1 and b"ZeroDivisionError" in done.stderr and b"Traceback" not in done.stderr
+
+
+def test_chat_shows_thinking_apart_and_does_not_take_it_for_the_answer(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """D6."""
+    thinker = tokenizer(tmp_path, ["<|end|>", "<think>", "</think>"])
+    say = cli_language._thinking_apart(SimpleNamespace(tokenizer=thinker), "")  # type: ignore[arg-type]
+    ids = thinker.encode("<think>\nHm [b].\n</think>\n\nHi!<|end|>", special=False, parse=True)
+    assert "".join(map(say, [*ids, None])) == "Hi!"
+    shown = capfd.readouterr()
+    assert shown.out == "Hi!" and shown.err == "thinking: Hm [b].\n\n"
 
 
 def test_chat_needs_a_template(story: Path) -> None:

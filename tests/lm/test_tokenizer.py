@@ -204,6 +204,15 @@ def test_decoding_may_go_on_where_it_stopped(library: ctypes.CDLL) -> None:
         assert c.decode(ids[:1]) + rest == c.decode(ids) == b"Hello there, you"
 
 
+def test_a_special_token_that_is_left_out_is_not_gone_on_from(library: ctypes.CDLL) -> None:
+    """D7."""
+    c = opened(library, "llama2")
+    ids = c.encode("Hello there", TEMPLATE)
+    assert c.decode(ids[:1], SKIP_SPECIAL) == b"" and len(ids) > 2
+    rest = c.decode(ids[1:2], SKIP_SPECIAL) + c.decode(ids[2:], SKIP_SPECIAL | CONTINUE)
+    assert rest == c.decode(ids, SKIP_SPECIAL) == b"Hello there"
+
+
 def test_incomplete_characters_are_held_back(library: ctypes.CDLL) -> None:
     c = opened(library, "gpt2")
     for text in ("a", "é", "€", "😀", "a😀"):

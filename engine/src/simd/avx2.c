@@ -12,7 +12,7 @@
 
 typedef __m256 vf;
 typedef __m256i vi;
-typedef struct { __m256i input, size; } q8x; /* an input's four bytes everywhere, and their magnitudes */
+typedef struct { __m256i size, negative; } q8x; /* four inputs everywhere: their magnitudes, and which are below 0 */
 typedef __m256i q8w, q8sum, q4x, q4sum;
 
 V vf add(vf a, vf b) { return _mm256_add_ps(a, b); }
@@ -31,13 +31,27 @@ V vf byte_of(vi four, int i) { return to_float(_mm256_srai_epi32(_mm256_sllv_epi
 V vi quad(const int8_t *q) { return words(clb_four(q)); }
 V vi pairs_to_words(vi pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 
-/* |x| is the unsigned operand, the weight takes x's sign: a pair of products never passes 2 · 127 · 127 < 2^15. */
-V q8sum q8_start(UNUSED uint32_t inputs) { return _mm256_setzero_si256(); }
+/* |x| is the unsigned operand. Where x is below 0 the weight w becomes -w - 1, which any byte can be, and what that takes off
+ * the sum, all those |x|, is put in at the start. A pair of products never passes 2 · 127 · 128 < 2^15. */
+V q8sum q8_start(const clb_record *x, uint32_t start, uint32_t end)
+{
+    const vi zero = _mm256_setzero_si256();
+    vi sum = zero;
+    for (uint32_t k = start; k < end; k += CLB_WEIGHT_GROUP) {
+        const vi below = _mm256_min_epi8(_mm256_loadu_si256((const void *)(x->q + k)), zero);
+        sum = _mm256_add_epi64(sum, _mm256_sad_epu8(_mm256_abs_epi8(below), zero));
+    }
+    const __m128i half = _mm_add_epi64(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+    return _mm256_broadcastd_epi32(_mm_add_epi64(half, _mm_unpackhi_epi64(half, half)));
+}
 V q8w q8_weights(vi weights) { return weights; }
-V q8x q8_input(const int8_t *q) { return (q8x){quad(q), _mm256_abs_epi8(quad(q))}; }
+V q8x q8_input(const int8_t *q)
+{
+    return (q8x){_mm256_abs_epi8(quad(q)), _mm256_cmpgt_epi8(_mm256_setzero_si256(), quad(q))};
+}
 V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
 {
-    const vi pairs = _mm256_maddubs_epi16(x.size, _mm256_sign_epi8(weights, x.input));
+    const vi pairs = _mm256_maddubs_epi16(x.size, _mm256_xor_si256(weights, x.negative));
     return _mm256_add_epi32(sum, pairs_to_words(pairs));
 }
 

@@ -40,7 +40,10 @@ V vf byte_of(vi four, int i) { return to_float(_mm512_srai_epi32(_mm512_sllv_epi
 
 /* The weight plus 128 is the unsigned operand, so 128 · Σ inputs is taken off from the start; over a group of 128 inputs all
  * stays within 2 · 128 · 255 · 127 < 2^23. */
-V q8sum q8_start(uint32_t inputs) { return words((int32_t)(0u - 128u * inputs)); }
+V q8sum q8_start(const clb_record *x, uint32_t start, uint32_t end)
+{
+    return words((int32_t)(0u - 128u * inputs_of(x, start, end)));
+}
 V q8w q8_weights(vi weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8(-128)); }
 V q8x q8_input(const int8_t *q) { return words(clb_four(q)); }
 V q8sum q8_dot(q8sum sum, q8w weights, q8x x)

@@ -10,8 +10,8 @@
  *   f32_at f16_at(place)        weights of one input, as floats
  *   bytes_at(place)             32 bytes a block: 4 inputs × 8 rows
  *   byte_of(vi, i)              input i of the four, as floats
- *   q8_start(inputs) q8_weights(vi) q8_input(q) q8_dot(sum, weights, input) q8_end(sum)    int8: exact sums, of inputs
- *                               whose own sum is `inputs`
+ *   q8_start(x, start, end) q8_weights(vi) q8_input(q) q8_dot(sum, weights, input) q8_end(sum)    int8: exact sums, of
+ *                               a row's inputs from `start` to below `end`
  *   q4_start(inputs) q4_input(q) q4_dot(sum, nibbles, input) q4_end(sum)    int4: likewise; nibbles are weight + 8
  *   low_nibbles(vi) high_nibbles(vi)
  *   COVER(TILE)                 the shapes of tiles, by SHAPE(TILE, rows, vectors); COVER_INT4 likewise */
@@ -97,11 +97,7 @@ V void int8_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_re
     const uint8_t *ahead = ahead_of(w, (size_t)start * CLB_LANES, stride, vectors);
     q8sum sum[MOST_VECTORS][CLB_TILE];
     UNROLL for (uint32_t r = 0; r < rows; ++r) {
-        uint32_t inputs = 0;
-        for (uint32_t g = start / CLB_WEIGHT_GROUP; g < clb_ceil(end, CLB_WEIGHT_GROUP); ++g) {
-            inputs += (uint32_t)x[r].sum[g];
-        }
-        const q8sum first = q8_start(inputs);
+        const q8sum first = q8_start(x + r, start, end);
         UNROLL for (uint32_t v = 0; v < vectors; ++v) {
             sum[v][r] = first;
         }

@@ -159,7 +159,7 @@ V vi q8_end(q8sum sum) { return sum; }
 typedef q8sum q4sum;
 typedef q8x q4x;
 
-V q8sum q8_start(UNUSED uint32_t inputs) { return sums_from(0); }
+V q8sum q8_start(UNUSED const clb_record *x, UNUSED uint32_t start, UNUSED uint32_t end) { return sums_from(0); }
 V q4sum q4_start(uint32_t inputs) { return sums_from((int32_t)(0u - 8u * inputs)); }
 V q4x q4_input(const int8_t *q) { return q8_input(q); }
 V q4sum q4_dot(q4sum sum, vi nibbles, q4x x) { return q8_dot(sum, q8_weights(nibbles), x); }

@@ -468,8 +468,9 @@ def adapter_of(kind: str, config: Mapping[str, Any]) -> Adapter:
     adapter = ADAPTERS[kind]
     named = config.get("architectures") or []
     if not all(name in adapter.architectures for name in named):
-        raise ExportError(
-            f"{adapter.title}: architectures {named!r} is not {' or '.join(adapter.architectures)}: only models that "
-            "predict the next token are supported"
-        )
+        what = f"{adapter.title}: architectures {named!r} is not {' or '.join(adapter.architectures)}"
+        if any("ConditionalGeneration" in str(name) or "vision_config" in config for name in named):
+            raise ExportError(f"{what}: the release has parts for images or sound, which Colibri does not run; use the "
+                              "family's text-only release")  # fmt: skip
+        raise ExportError(f"{what}: only models that predict the next token are supported")
     return adapter

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from colibri import spec
 from colibri.errors import ExportError
 from colibri.frontends.checkpoint import Checkpoint
 from colibri.frontends.decoders import build
@@ -34,8 +35,8 @@ def load_checkpoint(directory: str | Path, context: int | None = None, cache: st
     _check_quantization(config)
     if cache not in CACHES:
         raise ExportError(f"cache {cache!r} is not one of {', '.join(CACHES)}")
-    if context is not None and context < 1:
-        raise ExportError(f"context = {context} is not a number of tokens")
+    if context is not None and not 1 <= context <= spec.LIMIT:
+        raise ExportError(f"context = {context} is not a number of tokens from 1 to {spec.LIMIT:,}")
     if text is not config:
         text = {"tie_word_embeddings": config.get("tie_word_embeddings", False), **text}
     settings = Settings(text, adapter, context, checkpoint)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from colibri import arithmetic
 from colibri.errors import ModelError
 from colibri.graph import Array, Graph, Node, sight
 from colibri.reference import ops, sequence
@@ -25,6 +26,7 @@ class Trace:
     values: dict[str, Array] = field(default_factory=dict)
 
 
+@arithmetic.standard()
 def run(
     graph: Graph, inputs: Sequence[Any], trace: Trace | None = None, source: Sequence[Any] | None = None
 ) -> list[Array]:
