@@ -1,8 +1,9 @@
 """A stream as firmware: a convolution, a GRU and a classifier that take a moment at a time, beside C by hand.
 
-    python benchmarks/firmware/stream.py [--profile]
+    python benchmarks/firmware/stream.py [--publish]
 
 The size of a small keyword or appliance detector. Its weights are random: what is counted does not depend on them.
+Prints the section of docs/firmware.md, and with --publish puts it there. Needs PyTorch besides what compare.py needs.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from __future__ import annotations
 import argparse
 import functools
 import re
-import struct
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +24,10 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
 import compare  # noqa: E402
-import profile_image  # noqa: E402
+import page  # noqa: E402
 import weights as meter  # noqa: E402
 
-from colibri import engine, exporter, targets  # noqa: E402
+from colibri import engine, exporter  # noqa: E402
 
 Floats = NDArray[np.float32]
 CHANNELS, TAPS, WIDTH, HIDDEN, CLASSES = 8, 5, 24, 32, 8
@@ -181,15 +181,61 @@ def _row(name: str, dtype: str, image: Path, constants: int, x: Floats, folder: 
                values["stack"], values["instructions"], error)  # fmt: skip
 
 
-def main() -> None:
-    """Measures everything."""
-    x = moments(MOMENTS, 0)
+def measured() -> list[Row]:
+    """Every row of the table."""
+    x, rows = moments(MOMENTS, 0), []
+    for dtype in TOLERANCE:
+        with tempfile.TemporaryDirectory() as place:
+            rows.append(colibri(dtype, x, Path(place)))
     for variant in VARIANTS:
         with tempfile.TemporaryDirectory() as place:
-            print(by_hand(variant, x, Path(place)))
-    for dtype in ("fp32", "int8"):
-        with tempfile.TemporaryDirectory() as place:
-            print(colibri(dtype, x, Path(place)))
+            rows.append(by_hand(variant, x, Path(place)))
+    return rows
+
+
+def section(rows: Sequence[Row]) -> str:
+    """What docs/firmware.md says of it."""
+    plain = {row.dtype: row for row in rows if row.name == VARIANTS[0].name}
+    head = ["variant", "weights", "code", "constants", "RAM", "stack", "instructions", "÷ plain C", "flash ÷ plain C",
+            "largest error"]  # fmt: skip
+    body = [
+        (r.name, r.dtype, f"{r.code:,}", f"{r.constants:,}", f"{r.ram:,}", f"{r.stack:,}", f"{r.instructions:,}",
+         f"{r.instructions / plain[r.dtype].instructions:.2f}", f"{r.flash / plain[r.dtype].flash:.2f}",
+         f"{r.error:.1e}")
+        for r in rows
+    ]  # fmt: skip
+    macs = WIDTH * CHANNELS * TAPS + 3 * HIDDEN * (WIDTH + HIDDEN) + CLASSES * HIDDEN
+    return f"""## A stream
+
+A model that takes a moment at a time (`stream=1`): {CHANNELS} channels, a causal convolution of {TAPS} taps to {WIDTH},
+a GRU of {HIDDEN}, a classifier of {CLASSES} classes; {macs:,} multiply-accumulates a moment, random weights, the same
+board, compiler and harness; *instructions* are those of the costliest of {MOMENTS} moments, *error* that of a
+probability. `python benchmarks/firmware/stream.py` measures it and writes this section.
+
+{page.markdown(head, body, text_columns=2)}
+
+- **Plain C, loops** is what one would write first: the past in static arrays, one loop a matrix, `expf` and `tanhf` of
+  picolibc. int8: a scale for each row of weights and for each vector of inputs; the classifier is fp32.
+- Colibri's code has no loop over operations: each is a few calls with literal sizes. A window of the past is one copy
+  out of a ring, a gate's sum and its function one pass, and eight rows of weights share each load of an input.
+- Its flash is larger by the records of its operations, which the generated code does not read, the certificate's golden
+  rows and the model's names: {min(r.constants for r in rows if "Colibri" in r.name):,} bytes of constants at int8.
+
+"""
+
+
+def main() -> None:
+    """Measures everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--publish", action="store_true", help="write the section into docs/firmware.md")
+    options = parser.parse_args()
+    text = section(measured())
+    print(text)
+    if options.publish:
+        path = compare.ROOT / "docs/firmware.md"
+        whole = re.sub(r"## A stream\n.*?(?=^## )", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+        before, behind = whole.split(page.BEHIND_STREAM)
+        path.write_text(before + text + page.BEHIND_STREAM + behind, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@
 
 #include <string.h>
 
-/* An exported model.c includes the engine's files as one unit (generated.h): nothing in them is seen from outside. Where the
- * model has few operations (CLB_FOLDED), what walks the program is folded with their records into straight code; more of
- * them share it, and keep their records. */
+/* An exported model.c includes the engine's files as one unit (generated.h): nothing in them is seen from outside. Where that
+ * takes little flash (CLB_FOLDED), what walks the program is folded with its records into straight code; otherwise
+ * operations share it, and keep their records. */
 #if defined(COLIBRI_GENERATED)
 #define CLB_INTERNAL static __attribute__((unused))
 #else

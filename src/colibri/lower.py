@@ -557,8 +557,10 @@ class _Lowering:
         slots = delay_slots(self.graph.context, steps, self.samples)
         a, _ = self.rows(node.inputs[0])
         out, rows, after = self.define_rows(node)
-        self.ops.append(Op("delay", out, a, work=self.keep(node, 4 * width * slots), rows=rows,
-                           dims=(width, steps, slots), sa=(node.attrs.get("apart", 0),), comment=node.output))  # fmt: skip
+        self.ops.append(
+            Op("delay", out, a, work=self.keep(node, 4 * width * slots), rows=rows, dims=(width, steps, slots),
+               sa=(node.attrs.get("apart", 0),), comment=node.output)
+        )  # fmt: skip
         self.finish(node, after)
 
     def _moe(self, node: Node) -> None:
