@@ -68,6 +68,18 @@ def stored(rng: np.random.Generator, rows: int, cols: int, kind: str) -> object:
     return Int4Weight(q, (rng.standard_normal((rows, -(-cols // 32))) / 10).astype(np.float16), residual)
 
 
+def every_byte(kind: str) -> object:
+    """A weight of 256 columns that holds every number its format can: of float16 the finite ones."""
+    turned = (np.arange(256)[None, :] + np.arange(256)[:, None]) % 256
+    if kind == "fp16":
+        patterns = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256).view(np.float16)
+        return Fp16Weight(np.where(np.isfinite(patterns), patterns, np.float16(-0.0)))
+    if kind.startswith("int8"):
+        return Int8Weight((turned - 128).astype(np.int8), (2.0 ** -np.arange(256).astype(np.float32) / 3).clip(1e-40))
+    scales = (np.arange(256 * 8) % 0x7C00).astype(np.uint16).reshape(256, 8) * 15 % 0x7C00
+    return Int4Weight((turned % 16 - 8).astype(np.int8), scales.view(np.float16))
+
+
 def linear(
     graph: Graph, rng: np.random.Generator, x: str, out: int, bias: bool, kind: str = "fp32", **attrs: object
 ) -> str:

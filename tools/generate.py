@@ -148,6 +148,11 @@ def generated(root: Path) -> dict[Path, str]:
         pattern = re.compile(re.escape(begin) + r".*?" + r"([ \t]*)" + re.escape(end), re.S)
         body = f"{begin}\n{text}\n"
         files[root / path] = pattern.sub(lambda m, body=body, end=end: f"{body}{m[1]}{end}", old)  # type: ignore[misc]
+    format_page = root / "docs/format.md"
+    said = r"(`model\.bin`, format version )\d+"
+    if not re.search(said, files[format_page]):
+        raise ValueError(f"{format_page} does not say the format version of `model.bin`")
+    files[format_page] = re.sub(said, rf"\g<1>{spec.FORMAT_VERSION}", files[format_page])
     return files
 
 

@@ -116,9 +116,11 @@ COLIBRI_API colibri_context_t *colibri_init(void *mem, size_t mem_size, const ui
  *   input   float32, shape (batch_size, ctx->input_size)
  *   output  float32, shape (batch_size, ctx->output_size); must not overlap `input`
  *   batch_size  1 … ctx->max_batch
- * Sets ctx->status. On misuse (COLIBRI_ERR_NULL, COLIBRI_ERR_BATCH) the output is left untouched; a null or freed ctx
- * does nothing. NaN and infinity in the input follow IEEE 754; a router counts a NaN logit as the lowest; a NaN in the
- * output is always 0x7FC00000. Makes no system call, bounded stack: usable in an interrupt handler. */
+ * Sets ctx->status. On misuse (COLIBRI_ERR_NULL, COLIBRI_ERR_BATCH, COLIBRI_ERR_BUSY) the output is left untouched, and
+ * where this build or machine does not compute as IEEE 754 says (COLIBRI_ERR_ARITHMETIC); a null or freed ctx does
+ * nothing. Sets the floating-point control word for itself where it is not the standard one, and gives it back. NaN and
+ * infinity in the input follow IEEE 754; a router counts a NaN logit as the lowest; a NaN in the output is always
+ * 0x7FC00000. Makes no system call, bounded stack: usable in an interrupt handler. */
 COLIBRI_API void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size);
 
 /* End the context: later colibri_forward calls do nothing. Releases nothing, for nothing was acquired; NULL is fine. */

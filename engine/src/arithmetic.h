@@ -15,11 +15,14 @@
 #error "Helium's float vectors flush denormals: compile without them, with -mcpu=cortex-m55+nomve.fp or the like."
 #endif
 
-/* Multiply and add stay apart: both compilers join them by default where the machine can. */
+/* Multiply and add stay apart: both compilers join them by default where the machine can. To gcc, whose macros do not tell
+ * associative-math alone: sums keep their order; nobody reads errno or the exception flags; and bytes are read as the records
+ * that lie there. */
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #else
-#pragma GCC optimize("fp-contract=off")
+#pragma GCC optimize("fp-contract=off", "no-associative-math", "signed-zeros")
+#pragma GCC optimize("no-math-errno", "no-trapping-math", "no-strict-aliasing")
 #endif
 
 #include "elementary.h"

@@ -2,8 +2,8 @@
  *
  * Each function is one fixed sequence of IEEE-754 binary32 operations (+ - * /, round to nearest even,
  * denormals kept), 32-bit integer operations and selects.  src/colibri/reference/elementary.py is the same
- * sequence in NumPy and is the specification; docs/elementary.md states the errors.  Compile with
- * -ffp-contract=off: a fused multiply-add gives other bits.
+ * sequence in NumPy and is the specification; docs/elementary.md states the errors.  A fused multiply-add gives
+ * other bits: the engine includes this through arithmetic.h, which forbids it.
  *
  * Both arms of every select are computed, so loops over these functions vectorise (gcc needs
  * -fno-trapping-math for it), and a vector version repeats the sequence lane by lane.  An arm that is not

@@ -36,8 +36,8 @@ GENERATED = {"moe": ("run_expert_*", "route_*")}
 """What it can reach besides where an exported model.c holds the program as code, if the pointer call is left at all."""
 
 HOOKS = ("internal", "linear", "moe", "rows", "sequence")
-"""Files that call the caller's hooks through pointers, or what these are handed: generated code may have no other pointer
-calls left in them."""
+"""Files that call the caller's hooks through pointers, or what these are handed: generated code may have no other calls
+through pointers left in them."""
 
 
 class StackError(ValueError):

@@ -30,7 +30,7 @@ from rich.progress import (
 from rich.table import Table
 from typer import rich_utils
 
-from colibri import cli_language, exporter, firmware, spec, toolchain
+from colibri import cli_language, exporter, firmware, npz, spec, toolchain
 from colibri.diff import compare
 from colibri.engine import load
 from colibri.errors import ColibriError, ExportError, ModelError
@@ -44,7 +44,7 @@ from colibri.report import tables, traces
 from colibri.report.advise import advise as judge
 from colibri.sources import require_source
 from colibri.targets import TARGETS
-from colibri.terminal import Debug, Json, ModelPath, err, errors, out, plain, show
+from colibri.terminal import Debug, Json, ModelPath, err, errors, guarded, out, plain, show
 
 if os.environ.get("NO_COLOR"):
     rich_utils.COLOR_SYSTEM = None  # as in `terminal`: dim and bold too
@@ -396,11 +396,7 @@ def run(
         )
         figures = {"rows": len(inputs[0]), "seconds": round(seconds, 6)}
         if output is not None:
-            try:
-                np.savez(output, **named)
-            except OSError as error:
-                raise ColibriError(f"{output} cannot be written: {error.strerror}") from None
-            show({**figures, "output": str(output)}, as_json)
+            show({**figures, "output": str(npz.save(output, named))}, as_json)
         elif as_json:
             show({**figures, "outputs": {k: v.tolist() for k, v in named.items()}}, True)
         else:
@@ -576,13 +572,13 @@ cli_language.register(app)
 
 def main() -> None:
     """The `colibri` command."""
-    app()
+    guarded(app)
 
 
 def exporter_main() -> None:
     """The `python -m colibri.exporter` command: the same options as `colibri export`."""
     sys.argv = ["colibri", "export", *sys.argv[1:]]
-    app(prog_name="colibri")
+    guarded(lambda: app(prog_name="colibri"))
 
 
 if __name__ == "__main__":

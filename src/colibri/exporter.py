@@ -22,6 +22,7 @@ from colibri.engine import Model, load
 from colibri.errors import ExportError
 from colibri.graph import Array, Graph, expert_numbers, is_absent, logit_masks
 from colibri.language_export import export_lm as export_lm
+from colibri.names import printable
 from colibri.passes import optimize
 from colibri.passes.prune import PROVEN as PROVEN
 from colibri.passes.prune import Pruning, prune
@@ -129,7 +130,8 @@ def build(
     stage("quantize", graph)
     graph, program = planned(graph, max_batch, stage)
     certificate = certify(graph, rows)
-    info: dict[str, Any] = {"name": graph.name, "dtype": quantization.dtype, "producer": f"colibri {spec.VERSION}",
+    info: dict[str, Any] = {"name": printable(graph.name), "dtype": quantization.dtype,
+            "producer": f"colibri {spec.VERSION}",
             "calibration": "given" if calibration is not None else "random"}  # fmt: skip
     if stream_axis is not None:
         info["latency"] = latency

@@ -29,7 +29,9 @@ from typing import Any
 
 import numpy as np
 
+from colibri import strict_json
 from colibri.errors import ExportError
+from colibri.names import check_port, shown
 from colibri.weights import Deferred, StoredWeight, Weight, dense, kind_of
 
 Shape = tuple[int, ...]
@@ -225,6 +227,9 @@ class Graph:
         self.recurrences()
         if not self.outputs:
             raise ExportError(f"graph {self.name!r} has no outputs")
+        for what, names in (("an input", self.inputs), ("an output", self.outputs)):
+            for name in names:
+                check_port(name, f"{what} of graph {self.name!r}")
 
     def _validate_texts(self) -> None:
         encoder = self.encoder()
@@ -601,6 +606,7 @@ def logit_masks(graph: Graph) -> set[str]:
 # --- text form: the small architecture file beside a safetensors file ------------------------------------------------
 
 FORMAT, FORMAT_VERSION = "colibri-graph", 1
+_MOST_BODIES = 1 << 16  # that one template stands for
 
 
 def to_json(graph: Graph) -> str:
@@ -633,14 +639,14 @@ def from_json(text: str, tensors: Mapping[str, Any]) -> Graph:
     number. Raises ExportError naming the first thing that is missing, unknown or does not fit.
     """
     try:
-        doc = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ExportError(f"architecture file is not JSON: {error}") from None
+        doc = strict_json.loads(text.encode("utf-8", "surrogatepass"))
+    except strict_json.JsonError as error:
+        raise ExportError(f"architecture file {error}") from None
     if not isinstance(doc, dict) or doc.get("format") != FORMAT or doc.get("version") != FORMAT_VERSION:
         raise ExportError(f'architecture file must say "format": "{FORMAT}", "version": {FORMAT_VERSION}')
     try:
         graph = _graph_from(doc["name"], doc["inputs"], doc["nodes"], doc["outputs"], tensors)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError) as error:
         raise ExportError(f"architecture file: field {error} is missing or of the wrong kind") from None
     graph.validate()
     return graph
@@ -674,6 +680,9 @@ def _graph_from(
 def _bodies(experts: Any) -> list[Any]:
     if isinstance(experts, list):
         return experts
+    if type(experts["count"]) is not int or not 1 <= experts["count"] <= _MOST_BODIES:
+        raise ExportError(f"architecture file: count = {shown(experts['count'])} is not between 1 and "
+                          f"{_MOST_BODIES:,}")  # fmt: skip
     template = json.dumps({k: v for k, v in experts.items() if k != "count"})
     return [json.loads(template.replace("{e}", str(n))) for n in range(experts["count"])]
 

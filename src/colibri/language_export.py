@@ -23,13 +23,14 @@ from colibri.emit.files import write_files
 from colibri.engine import load
 from colibri.errors import ExportError, ModelError
 from colibri.graph import Array, Graph, logit_masks
+from colibri.names import printable
 from colibri.package import open_package
 from colibri.passes import optimize
 from colibri.passes.read import read_weights
 from colibri.plan import planned
 from colibri.program import Program
 from colibri.quantize.deferred import Energies, quantize_deferred
-from colibri.tokenizer import Tokenizer, copy_files
+from colibri.tokenizer import Tokenizer, read_files, write_all
 
 CHUNK, SOURCE = 256, 512  # tokens the engine takes at once, of a source text too
 _TEXT = 64  # tokens of the text that stands in for a given one
@@ -85,6 +86,7 @@ def export_lm(
     stage = on_stage or (lambda name, value: None)
     path = Path(path)
     image = path if path.suffix == ".bin" else path / "model.bin"
+    carried = {} if tokenizer is None else read_files(tokenizer)
     stage("graph", graph)
     graph = optimize(graph, stage)
     graph = quantize_deferred(graph, dtype, activations=activations, share=share, energies=energies,
@@ -97,7 +99,11 @@ def export_lm(
     by = "reference" if small else "engine"
 
     def certificate(file: Path) -> Certificate:
-        found = (certifier or certify_by_engine)(file, rows, golden_rows)
+        try:
+            found = (certifier or certify_by_engine)(file, rows, golden_rows)
+        except ExportError:
+            file.unlink(missing_ok=True)  # going on with it later would end here again
+            raise
         if not small:
             return found
         sure = certify(read_weights(graph), rows, golden_rows)
@@ -105,7 +111,7 @@ def export_lm(
             raise ExportError("the engine differs from the reference on this model: please report it")
         return sure
 
-    info = {"name": graph.name, "dtype": dtype, "producer": f"colibri {spec.VERSION}", "certificate": by,
+    info = {"name": printable(graph.name), "dtype": dtype, "producer": f"colibri {spec.VERSION}", "certificate": by,
             "calibration": "random" if text is None else "given",
             **({"start": graph.start} if program.encoder_ops else {})}  # fmt: skip
     stream.write(program, image, certificate, info=info, golden_rows=golden_rows,
@@ -114,20 +120,21 @@ def export_lm(
     if path != image:
         _write_c(program, image, style)
         if tokenizer is not None:
-            _carry_tokenizer(tokenizer, path, say)
+            _carry_tokenizer(tokenizer, carried, path, say)
     stage("export", image)
     return {**open_package(image).summary(), "planner_lower_bound": program.lower_bound, "certificate": by}
 
 
-def _carry_tokenizer(source: Path, target: Path, say: Callable[[str], None]) -> None:
+def _carry_tokenizer(source: Path, files: dict[Path, bytes], target: Path, say: Callable[[str], None]) -> None:
     """The tokenizer's files beside the model, and tokenizer.bin for C; what is not there or refused is said."""
-    if not (source / "tokenizer.json").is_file():
+    if Path("tokenizer.json") not in files:
         say(f"{source} has no tokenizer.json, so that the export takes token ids only: for text, convert what it has "
             "(transformers.AutoTokenizer.from_pretrained(…).save_pretrained(…)) and export again")  # fmt: skip
         return
     image = target / "tokenizer.bin"
     try:
-        copy_files(source, target)
+        if source.resolve() != target.resolve():
+            write_all(files, target)
         image.unlink(missing_ok=True)  # of another tokenizer, perhaps
         write_files({image: Tokenizer(source).write_c()}, target)
     except OSError as error:
@@ -142,6 +149,8 @@ def certify_by_engine(path: Path, text: Sequence[Array], golden_rows: int) -> Ce
     count = len(text[0])
     found = model(*(x[:golden_rows] for x in text))
     outputs = found if isinstance(found, tuple) else (found,)
+    for port, logits in zip(model.outputs, outputs, strict=True):
+        _require_finite(port.name, logits)
     flat_in, flat_out = (np.concatenate([x[:golden_rows].reshape(golden_rows, -1) for x in arrays], axis=1)
                          for arrays in (text, outputs))  # fmt: skip
     layers = [layer.reshape(count, -1) for layer in model.routes(*text)]
@@ -158,6 +167,17 @@ def certify_by_engine(path: Path, text: Sequence[Array], golden_rows: int) -> Ce
         for n in range(golden_rows)
     ]
     return Certificate(golden, frequencies, count)
+
+
+def _require_finite(name: str, found: Array) -> None:
+    """Numbers that are not finite on the certificate's rows would be certified, and be of no use to anyone."""
+    bad = np.flatnonzero(~np.isfinite(found.reshape(len(found), -1)).all(1))
+    if len(bad):
+        raise ExportError(
+            f"the model is not written: its {name} are not finite for {len(bad)} of the certificate's {len(found)} "
+            f"rows, the first being row {bad[0]}; a weight or a number of config.json is too large: correct it, "
+            "or export with --dtype fp32"
+        )
 
 
 def _weights(program: Program) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from colibri import spec
+from colibri import spec, strict_json
 from colibri.errors import ModelError
 from colibri.graph import Shape
+from colibri.names import check_port, shown
 
 Records = np.ndarray[Any, Any]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -153,18 +153,61 @@ def parse(data: Bytes, path: str) -> Package:
             raise _error("HEADER", f"{path}: the {name} lie outside the metadata")
         return np.frombuffer(data, record.dtype, count, first)
 
-    ports = [
-        Port(bytes(p["name"]).rstrip(b"\0").decode("utf-8", "replace"), tuple(int(n) for n in p["dims"][: p["rank"]]))
-        for p in records("ports", spec.PORT, int(h["inputs"]) + int(h["outputs"]))
-    ]
+    found = records("ports", spec.PORT, int(h["inputs"]) + int(h["outputs"]))
+    ports = [_port(path, p) for p in found]
+    inputs, outputs = ports[: int(h["inputs"])], ports[int(h["inputs"]) :]
+    for some in (inputs, outputs):
+        if len({port.name for port in some}) != len(some):
+            raise _error("HEADER", f"{path}: two inputs or two outputs have one name")
     at, size = int(h["info_offset"]), int(h["info_bytes"])
-    try:
-        info = json.loads(data[at : at + size].tobytes())
-    except (ValueError, RecursionError):
-        raise _error("HEADER", f"{path}: the information text is not JSON") from None
+    if not spec.HEADER.bytes <= at <= at + size <= meta:
+        raise _error("HEADER", f"{path}: the information text lies outside the metadata")
     return Package(
-        path, data, h, ports[: int(h["inputs"])], ports[int(h["inputs"]) :],
+        path, data, h, inputs, outputs,
         records("ops", spec.OP, int(h["ops"])), records("tensors", spec.TENSOR, int(h["tensors"])),
         records("layers", spec.LAYER, int(h["layers"])), records("experts", spec.EXPERT, int(h["experts"])),
-        info if isinstance(info, dict) else {},
+        _information(path, data[at : at + size].tobytes()),
     )  # fmt: skip
+
+
+def _port(path: str, record: Any) -> Port:
+    name = bytes(record["name"]).rstrip(b"\0").decode("utf-8", "replace")
+    try:
+        check_port(name, "an input or output", ModelError)
+    except ModelError as error:
+        raise _error("HEADER", f"{path}: {error}") from None
+    return Port(name, tuple(int(n) for n in record["dims"][: record["rank"]]))
+
+
+_TEXTS = ("name", "dtype", "producer", "certificate", "calibration")
+
+
+def _information(path: str, text: bytes) -> dict[str, Any]:
+    """The information text, whose known fields are of their kind and whose texts are printable."""
+    try:
+        info = strict_json.loads(text)
+    except strict_json.JsonError as error:
+        raise _error("HEADER", f"{path}: the information text {error}") from None
+    if not isinstance(info, dict):
+        raise _error("HEADER", f"{path}: the information text is no object")
+    for name in info:
+        if not _sound(name, info[name]):
+            raise _error("HEADER", f"{path}: the information text says {shown(info[name])} of {shown(name)}")
+    return info
+
+
+def _sound(name: str, value: Any) -> bool:
+    if name in _TEXTS:
+        return isinstance(value, str) and value.isprintable()
+    if name == "start":
+        return _whole(value)
+    if name == "latency":
+        return isinstance(value, dict) and all(key.isprintable() and _whole(n) for key, n in value.items())
+    if name == "pruned":
+        numbered = isinstance(value, dict) and all(key.isdecimal() and len(key) < 9 for key in value)
+        return numbered and all(isinstance(few, list) and all(map(_whole, few)) for few in value.values())
+    return True
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 31

@@ -21,7 +21,7 @@ class StreamModel(Model):
     @property
     def latency(self) -> dict[str, int]:
         """By output, moments that pass before the first that the whole sequence's model would give."""
-        found: dict[str, int] = self.package.info["latency"]
+        found: dict[str, int] = self.package.info.get("latency", {})
         return found
 
     def reset(self) -> None:

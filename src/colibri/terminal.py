@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -15,10 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from colibri.errors import ColibriError
+from colibri.names import brief, printable
 
 # With NO_COLOR (no-color.org) no control sequences at all: rich itself would keep bold and dim.
 _colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
 out, err = Console(color_system=_colors), Console(stderr=True, color_system=_colors)
+
+UNEXPECTED = 70  # the exit code of an error that nobody foresaw (EX_SOFTWARE of sysexits.h)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")]
@@ -51,8 +55,27 @@ def errors(as_json: bool, debug: bool) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+def guarded(command: Callable[[], object]) -> None:
+    """Run a command of the shell: an error that nobody foresaw is one line too, and says how to see the rest of it.
+
+    Tests call the commands themselves, so that it hides nothing from them.
+    """
+    try:
+        command()
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        if "--debug" in sys.argv:
+            raise
+        said = f"{type(error).__name__}: {brief(error)}"
+        err.print(f"[bold red]error:[/] unexpected {plain(said)}: this is a fault of Colibri; please report it with "
+                  "what --debug shows", highlight=False, soft_wrap=True)  # fmt: skip
+        raise SystemExit(UNEXPECTED) from None
+
+
 def plain(text: str) -> str:
-    return text.replace("[", r"\[")
+    """Text that came from anywhere, as a terminal may show it: no markup, no escape sequence, lines kept apart."""
+    return "\n".join(map(printable, text.split("\n"))).replace("[", r"\[")
 
 
 def show(values: dict[str, Any], as_json: bool) -> None:

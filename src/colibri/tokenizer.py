@@ -6,7 +6,6 @@ is downloaded. `write_c` gives the same tokenizer as `tokenizer.bin` for `colibr
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +14,11 @@ from typing import Any
 
 from colibri import chat_template, tokenizer_bin
 from colibri.errors import ExportError, ModelError
+from colibri.folder import TEXT_BYTES, TOKENIZER_BYTES, Folder
+from colibri.names import brief
 from colibri.tokenizer_bin import write_c
 
-__all__ = ["FILES", "Stream", "Tokenizer", "copy_files", "write_c"]
+__all__ = ["FILES", "Stream", "Tokenizer", "copy_files", "read_files", "write_all", "write_c"]
 
 # What a tokenizer is made of; all but the first may be missing.
 FILES = (
@@ -43,17 +44,20 @@ class Tokenizer:
         except ImportError:
             raise ExportError("the tokenizers library is missing: pip install 'colibri-moe[lm]'") from None
         self.directory = Path(directory)
+        self._folder = Folder(directory, ModelError)
         path = self.directory / "tokenizer.json"
-        if not path.is_file():
+        if not self._folder.has("tokenizer.json"):
             raise ModelError(
                 f"{self.directory} has no tokenizer.json: pass the directory of a checkpoint or an export; one with "
                 "only a tokenizer.model is converted by transformers.AutoTokenizer(…).save_pretrained()"
             )
         try:
-            self._library = tokenizers.Tokenizer.from_file(str(path))
+            self._library = tokenizers.Tokenizer.from_buffer(self._folder.read("tokenizer.json", TOKENIZER_BYTES))
+        except ModelError:
+            raise
         except Exception as error:  # the library raises bare exceptions
             raise ModelError(
-                f"{path} is not a tokenizer the tokenizers library reads ({error}): copy it again"
+                f"{path} is not a tokenizer the tokenizers library reads ({brief(error)}): copy it again"
             ) from None
         self._lock = threading.Lock()  # whether special tokens are parsed is a state of the library's object
         self._library.no_truncation()
@@ -71,16 +75,7 @@ class Tokenizer:
         self._set_template()
 
     def _read(self, name: str) -> dict[str, Any]:
-        path = self.directory / name
-        if not path.is_file():
-            return {}
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise ModelError(f"{path} is not JSON ({error}): copy it again") from None
-        if not isinstance(content, dict):
-            raise ModelError(f"{path} is not a JSON object: copy it again")
-        return content
+        return self._folder.json(name) if self._folder.has(name) else {}
 
     def _listed(self, name: str, config: dict[str, Any]) -> list[int]:
         """The ids that a model's configuration gives for `bos` or `eos`: none, one or several."""
@@ -197,11 +192,11 @@ class Tokenizer:
     def templates(self) -> dict[str, str]:
         """The chat templates by name; that of `chat`, unless told otherwise, is `default`."""
         templates: dict[str, str] = {}
-        path = self.directory / "chat_template.jinja"
-        if path.is_file():
-            templates["default"] = path.read_text(encoding="utf-8")
-        for file in sorted((self.directory / _TEMPLATES).glob("*.jinja")):
-            templates[file.stem] = file.read_text(encoding="utf-8")
+        if self._folder.has("chat_template.jinja"):
+            templates["default"] = self._folder.text("chat_template.jinja")
+        more = self._folder.inner(_TEMPLATES)
+        if more is not None:
+            templates |= {name.removesuffix(".jinja"): more.text(name) for name in more.names(".jinja")}
         for config in (self._read("chat_template.json"), self._config):
             found = config.get("chat_template")
             if isinstance(found, str):
@@ -240,19 +235,40 @@ class Tokenizer:
         return tokenizer_bin.write_c(self._library.to_str().encode(), bos=self.bos, eos=self.eos)
 
 
-def copy_files(source: str | Path, target: str | Path) -> None:
-    """Copy the files of a tokenizer from one directory to another, where what an earlier one left is taken away."""
-    source, target = Path(source), Path(target)
-    target.mkdir(parents=True, exist_ok=True)
-    if source.resolve() == target.resolve():
-        return
+def read_files(source: str | Path) -> dict[Path, bytes]:
+    """The files of a tokenizer, by their places in its directory.
+
+    Raises ModelError for one that is not the directory's own, such as a link to elsewhere (see `colibri.folder`).
+    """
+    folder = Folder(source, ModelError)
+    files = {Path(name): folder.read(name, TOKENIZER_BYTES) for name in FILES if folder.has(name)}
+    more = folder.inner(_TEMPLATES)
+    if more is not None:
+        files |= {Path(_TEMPLATES) / name: more.read(name, TEXT_BYTES) for name in more.names(".jinja")}
+    return files
+
+
+def write_all(files: Mapping[Path, bytes], target: str | Path) -> None:
+    """Write what `read_files` gave to another directory, where what an earlier tokenizer left is taken away."""
+    target = Path(target)
     for name in FILES:
         (target / name).unlink(missing_ok=True)
-        if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
-    shutil.rmtree(target / _TEMPLATES, ignore_errors=True)
-    if (source / _TEMPLATES).is_dir():
-        shutil.copytree(source / _TEMPLATES, target / _TEMPLATES)
+    more = target / _TEMPLATES
+    if more.is_symlink():
+        more.unlink()
+    shutil.rmtree(more, ignore_errors=True)
+    for place, data in files.items():
+        (target / place).parent.mkdir(parents=True, exist_ok=True)
+        with (target / place).open("xb") as file:  # not through a link that is there already
+            file.write(data)
+
+
+def copy_files(source: str | Path, target: str | Path) -> None:
+    """Copy the files of a tokenizer from one directory to another; raises ModelError like `read_files`."""
+    files = read_files(source)
+    Path(target).mkdir(parents=True, exist_ok=True)
+    if Path(source).resolve() != Path(target).resolve():
+        write_all(files, target)
 
 
 class Stream:

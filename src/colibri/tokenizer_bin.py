@@ -19,6 +19,7 @@ import numpy as np
 
 from colibri import split_regex, unicode_probe
 from colibri.errors import ExportError
+from colibri.names import brief
 from colibri.spec import NONE, align
 from colibri.split_regex import Alphabet, Alt, Cat, Node, Repeat, Set
 
@@ -252,7 +253,7 @@ def write_c(tokenizer: str | Path | bytes, *, bos: int | None = None, eos: Seque
     except OSError as error:
         raise ExportError(f"{tokenizer!s} cannot be read ({error.strerror}): pass a tokenizer.json") from None
     except Exception as error:  # the library raises bare exceptions
-        raise ExportError(f"this is not a tokenizer.json that the tokenizers library reads: {error}") from None
+        raise ExportError(f"this is not a tokenizer.json that the tokenizers library reads: {brief(error)}") from None
     try:
         return _Writer(spec, library, bos, tuple(eos)).write()
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -74,7 +74,7 @@ class Fp16Weight:
 
 @dataclass(frozen=True)
 class Int8Weight:
-    """q (rows, cols) in ±127 times `scale` (rows,) float32, plus a residual."""
+    """q (rows, cols) int8, in ±127 where it is quantised here, times `scale` (rows,) float32, plus a residual."""
 
     q: Bytes
     scale: Floats
@@ -230,8 +230,6 @@ def check(weight: StoredWeight) -> None:
     """Raise ExportError where a weight breaks what the engine relies on."""
     problems: list[str] = []
     if isinstance(weight, Int8Weight):
-        if weight.q.size and int(np.abs(weight.q.astype(np.int16)).max()) > 127:
-            problems.append("an int8 weight is -128")
         if weight.scale.shape != (weight.shape[0],) or not np.isfinite(weight.scale).all():
             problems.append("int8 scales are missing or not finite")
     elif isinstance(weight, Int4Weight):

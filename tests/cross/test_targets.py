@@ -16,7 +16,7 @@ from colibri import exporter, spec, toolchain
 from colibri.graph import Graph, Router
 from tests.cross.targets import MACHINES, Machine
 from tests.engine.conftest import EXCHANGES, GRAPHS, TEXTS, example
-from tests.graphs import FORMATS, expert, linear
+from tests.graphs import FORMATS, every_byte, expert, linear
 from tools import size
 
 HERE = Path(__file__).parent
@@ -48,12 +48,22 @@ def _denormal() -> exporter.Export:
     return exporter.build(graph, expert_align=64)
 
 
+def _every_byte() -> exporter.Export:
+    """C5: weights of every number their formats hold, -128 in int8 among them."""
+    graph = Graph("every_byte")
+    x = graph.add_input("x", (256,))
+    weights = {fmt: graph.add_constant(f"w{n}", every_byte(fmt)) for n, fmt in enumerate(("fp16", "int8", "int4"))}
+    graph.outputs = [graph.add("linear", x, weight) for weight in weights.values()]
+    return exporter.build(graph, expert_align=64)
+
+
 @functools.cache
 def exports() -> dict[str, exporter.Export]:
     """Every small model, one wide one in each format, one of denormals, and texts longer than a page and a window."""
     wide = {f"wide_{fmt.replace(' ', '_').replace('-', '_')}": _wide(fmt) for fmt in FORMATS}
     texts = {name: example(name, 64, golden_rows=TEXT) for name in (*TEXTS, *EXCHANGES)}
-    return {name: example(name, 64) for name in GRAPHS} | wide | {"denormal": _denormal()} | texts
+    single = {"denormal": _denormal(), "every_byte": _every_byte()}
+    return {name: example(name, 64) for name in GRAPHS} | wide | single | texts
 
 
 def images() -> dict[str, bytes]:

@@ -596,11 +596,13 @@ def test_fp8_scaled_in_blocks(tmp_path: Path) -> None:
     refuses(tmp_path, "model.layers.0.self_attn.o_proj.weight", "scale_inv")
 
 
-def test_every_code_of_fp8(tmp_path: Path) -> None:
-    from colibri.frontends.checkpoint import E4M3
+@pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2", "F8_E8M0"])
+def test_every_code_of_eight_bits(kind: str) -> None:
+    from colibri.frontends.tensor_files import CODES
 
-    want = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
-    assert np.array_equal(E4M3, want, equal_nan=True)
+    names = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"}
+    want = torch.arange(256, dtype=torch.uint8).view(getattr(torch, names[kind])).float().numpy()
+    assert np.array_equal(CODES[kind], want, equal_nan=True)
 
 
 def test_mxfp4_as_gpt_oss_is_released(tmp_path: Path) -> None:

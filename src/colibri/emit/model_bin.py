@@ -19,6 +19,7 @@ from colibri import spec
 from colibri.certify import Golden
 from colibri.errors import ExportError
 from colibri.graph import Shape
+from colibri.names import port_names
 from colibri.program import Op, Operand, Program, Tensor
 
 
@@ -158,8 +159,8 @@ def _value(enum: str, name: str) -> int:
 
 def _ports(ports: Sequence[tuple[str, Shape]]) -> Any:
     rows = np.zeros(len(ports), spec.PORT.dtype)
-    for row, (name, shape) in zip(rows, ports, strict=True):
-        text = name.encode()[: spec.PORT.fields[0].count - 1]
+    texts = port_names([name for name, _ in ports], spec.PORT.fields[0].count - 1)
+    for row, text, (name, shape) in zip(rows, texts, ports, strict=True):
         row["name"][: len(text)] = np.frombuffer(text, np.uint8)
         if len(shape) > 6:
             raise ExportError(f"{name}: {len(shape)} axes; the model format holds 6: reshape it in the model")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-from safetensors import SafetensorError, safe_open
-
 from colibri.errors import ExportError
+from colibri.folder import Folder
+from colibri.frontends.tensor_files import PLAIN, read_header
 from colibri.graph import Array, Graph, from_json
 
 
@@ -22,19 +21,14 @@ def from_architecture(weights: str | Path, architecture: str | Path | None = Non
         raise ExportError(
             f"{text} is missing: a safetensors file needs an architecture file; pass it with --architecture"
         )
-    return from_json(text.read_text(encoding="utf-8"), read_tensors(weights))
+    return from_json(Folder(text.parent).text(text.name), read_tensors(weights))
 
 
 def read_tensors(path: Path) -> dict[str, Array]:
     """The tensors of a safetensors file as float32; raises ExportError for other kinds than 16- to 64-bit floats."""
     tensors: dict[str, Array] = {}
-    try:
-        with safe_open(path, framework="numpy") as file:
-            for name in list(file.keys()):
-                value = file.get_tensor(name)
-                if value.dtype.kind != "f":
-                    raise ExportError(f"{path}: tensor {name!r} holds {value.dtype}, not floats")
-                tensors[name] = np.asarray(value, np.float32)
-    except (OSError, SafetensorError) as error:
-        raise ExportError(f"{path} cannot be read as safetensors: {error}") from None
+    for stored in read_header(Folder(path.parent), path.name):
+        if stored.kind not in PLAIN:
+            raise ExportError(f"{path}: tensor {stored.name!r} holds {stored.kind}, not floats of 16 to 64 bits")
+        tensors[stored.name] = stored.rows(0, stored.shape[0] if stored.shape else 1).reshape(stored.shape)
     return tensors

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from colibri.errors import ExportError
+from colibri.frontends.config_fields import problem_of
 from colibri.graph import Router
+from colibri.names import shown
 
 _ABSENT = object()
 
@@ -196,7 +198,7 @@ class _Reader:
         if self.kind not in FAMILIES:
             known = ", ".join(sorted(FAMILIES))
             raise ExportError(
-                f"how model type {self.kind!r} routes is not known; known are {known}: export the PyTorch module "
+                f"how model type {shown(self.kind)} routes is not known; known are {known}: export the PyTorch module "
                 "instead, or build its graph with a colibri.graph.Router"
             )
         self.family = FAMILIES[self.kind]
@@ -211,7 +213,7 @@ class _Reader:
             return value.names[0], value.default
         name, found = next(iter(said.items()))
         if any(x != found for x in said.values()):
-            pairs = ", ".join(f"{name} = {x!r}" for name, x in said.items())
+            pairs = ", ".join(f"{name} = {shown(x)}" for name, x in said.items())
             raise self.refuse(f"the configuration contradicts itself, {pairs}: leave one of them")
         if found is None and value.default is not None:
             raise self.refuse(f"{name} is null: write its value into the configuration")
@@ -233,7 +235,12 @@ class _Reader:
         if found is None:
             raise self.refuse(f"{name} is missing, and its class has no default: add it to the configuration")
         if not isinstance(found, kinds) or isinstance(found, bool) != (bool in kinds):
-            raise self.refuse(f"{name} = {found!r} is not {what}: correct the configuration")
+            raise self.refuse(f"{name} = {shown(found)} is not {what}: correct the configuration")
+        return found
+
+    def _ranged(self, name: str, found: Any) -> Any:
+        if problem := problem_of(name, found):
+            raise self.refuse(problem.replace("config.json", "the configuration"))
         return found
 
     def count(self, value: int | Value) -> int:
@@ -243,10 +250,12 @@ class _Reader:
         found: int = self._typed(value, (int,), "a whole number")
         if found < 1:
             raise self.refuse(f"{self.find(value)[0]} = {found} is less than 1: correct the configuration")
-        return found
+        return int(self._ranged(self.find(value)[0], found))
 
     def number(self, value: float | Value) -> float:
-        return float(self._typed(value, (int, float), "a number")) if isinstance(value, Value) else value
+        if not isinstance(value, Value):
+            return value
+        return float(self._ranged(self.find(value)[0], self._typed(value, (int, float), "a number")))
 
     def flag(self, value: bool | Value) -> bool:
         return bool(self._typed(value, (bool,), "true or false")) if isinstance(value, Value) else value
@@ -255,7 +264,9 @@ class _Reader:
         name, found = self.find(value)
         if not any(type(found) is type(a) and found == a for a in allowed):
             able = " or ".join(map(repr, allowed))
-            raise self.refuse(f"{name} = {found!r} is not supported, only {able}: export the PyTorch module instead")
+            raise self.refuse(
+                f"{name} = {shown(found)} is not supported, only {able}: export the PyTorch module instead"
+            )
 
     def grouped(self, family: Family) -> bool:
         return family.groups_if is None or self.find(family.groups_if[0])[1] == family.groups_if[1]

@@ -16,6 +16,7 @@ from colibri.errors import ExportError
 from colibri.frontends.decoders import Convolution, Dense, Heads, Latent, Mixture, Plan, Separate, Stacked
 from colibri.frontends.encoder_decoders import Exchange, Stack
 from colibri.frontends.language_settings import Adapter, Settings
+from colibri.names import shown
 
 A = (Separate("mlp.experts"), Stacked("mlp.experts.gate_up_proj", "mlp.experts.down_proj"))
 B = (
@@ -194,11 +195,11 @@ def _hunyuan_v1_moe(c: Settings) -> Plan:
     ):
         found = c.config.get(name, alike)
         if isinstance(found, list):
-            if len(found) != c.num_hidden_layers or len({*found}) != 1:
-                raise c.refuse(f"{name} = {found!r} differs between layers, which is not supported")
+            if len(found) != c.num_hidden_layers or any(other != found[0] for other in found):
+                raise c.refuse(f"{name} = {shown(found)} differs between layers, which is not supported")
             found = found[0]
         if alike is not None and found != alike:
-            raise c.refuse(f"{name} = {found!r} is not supported, only {alike}")
+            raise c.refuse(f"{name} = {shown(found)} is not supported, only {alike}")
     count = c.num_experts[0] if isinstance(c.num_experts, list) else c.num_experts
     shared = Dense(c.intermediate_size, "mlp.shared_mlp")
     return c.plan(
@@ -208,7 +209,8 @@ def _hunyuan_v1_moe(c: Settings) -> Plan:
 
 
 def _minimax_m2(c: Settings) -> Plan:
-    if not all(kind == 1 for kind in c.config.get("attn_type_list", [])):
+    kinds = c.config.get("attn_type_list", [])
+    if not isinstance(kinds, list) or not all(kind == 1 for kind in kinds):
         raise c.refuse("attn_type_list has other kinds than 1, of linear attention, which is not supported")
     heads = c.attention(norm="whole")
     bias = ("block_sparse_moe.e_score_correction_bias", "mlp.e_score_correction_bias")
@@ -260,7 +262,7 @@ def _switch(c: Settings) -> Exchange:
         said = c.config.get(f"{name}_sparse_step", step)
         if said != step:
             raise c.refuse(
-                f"{name}_sparse_step = {said!r} contradicts {sparse} sparse layers of {layers}: leave it out"
+                f"{name}_sparse_step = {shown(said)} contradicts {sparse} sparse layers of {layers}: leave it out"
             )
         return Stack(name, layers, lambda n: step > 0 and (step == 1 or n % step == 1))
 
@@ -270,12 +272,15 @@ def _switch(c: Settings) -> Exchange:
                        "a bucket: correct config.json")  # fmt: skip
     decoder = c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers
     start = c.config.get("pad_token_id") if c.decoder_start_token_id is None else c.decoder_start_token_id
+    start = 0 if start is None else start
+    if type(start) is not int or not 0 <= start < c.vocab_size:
+        raise c.refuse(f"decoder_start_token_id or pad_token_id = {shown(start)} is not one of {c.vocab_size} tokens")
     return Exchange(
         vocabulary=c.vocab_size, hidden=c.d_model, eps=c.layer_norm_epsilon, activation=c.activation("dense_act_fn"),
         tied=c.tie_word_embeddings, encoder=stack("encoder", c.num_layers, c.num_sparse_encoder_layers),
         decoder=stack("decoder", decoder, c.num_sparse_decoder_layers), heads=c.num_heads, dim=c.d_kv, width=c.d_ff,
         router=c.router(0)(None), router_bias=c.router_bias, buckets=c.relative_attention_num_buckets,
-        distance=c.relative_attention_max_distance, start=int(start or 0),
+        distance=c.relative_attention_max_distance, start=start,
     )  # fmt: skip
 
 
@@ -462,14 +467,14 @@ def adapter_of(kind: str, config: Mapping[str, Any]) -> Adapter:
         )
     if kind not in ADAPTERS:
         raise ExportError(
-            f"model type {kind!r} is not known; known are {', '.join(sorted(ADAPTERS))}: export the PyTorch module "
-            "instead, or add the family (docs/adding-a-family.md)"
+            f"model type {shown(kind)} is not known; known are {', '.join(sorted(ADAPTERS))}: export the PyTorch "
+            "module instead, or add the family (docs/adding-a-family.md)"
         )
     adapter = ADAPTERS[kind]
     named = config.get("architectures") or []
-    if not all(name in adapter.architectures for name in named):
-        what = f"{adapter.title}: architectures {named!r} is not {' or '.join(adapter.architectures)}"
-        if any("ConditionalGeneration" in str(name) or "vision_config" in config for name in named):
+    if not isinstance(named, list) or not all(name in adapter.architectures for name in named):
+        what = f"{adapter.title}: architectures {shown(named)} is not {' or '.join(adapter.architectures)}"
+        if "vision_config" in config or "ConditionalGeneration" in str(named):
             raise ExportError(f"{what}: the release has parts for images or sound, which Colibri does not run; use the "
                               "family's text-only release")  # fmt: skip
         raise ExportError(f"{what}: only models that predict the next token are supported")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from colibri.frontends.encoder_decoders import Exchange, build_exchange
 from colibri.frontends.language_families import SAME, adapter_of
 from colibri.frontends.language_settings import Settings
 from colibri.graph import CACHES, Graph
+from colibri.names import printable, shown
 
 
 def load_checkpoint(directory: str | Path, context: int | None = None, cache: str = "fp32") -> Graph:
@@ -32,32 +32,19 @@ def load_checkpoint(directory: str | Path, context: int | None = None, cache: st
     if kind in SAME:
         text, kind = {**text, "model_type": SAME[kind]}, SAME[kind]
     adapter = adapter_of(kind, config)
-    _check_quantization(config)
     if cache not in CACHES:
         raise ExportError(f"cache {cache!r} is not one of {', '.join(CACHES)}")
     if context is not None and not 1 <= context <= spec.LIMIT:
         raise ExportError(f"context = {context} is not a number of tokens from 1 to {spec.LIMIT:,}")
+    if nested is not None and text is config:
+        raise ExportError(f"text_config is {shown(nested)}, not an object: correct config.json")
     if text is not config:
         text = {"tie_word_embeddings": config.get("tie_word_embeddings", False), **text}
     settings = Settings(text, adapter, context, checkpoint)
-    name, plan = Path(directory).resolve().name or kind, adapter.plan(settings)
+    name, plan = printable(Path(directory).resolve().name) or kind, adapter.plan(settings)
     if isinstance(plan, Exchange):
         return build_exchange(name, plan, checkpoint, settings.context, cache)
     return build(name, plan, checkpoint, settings.context, cache)
-
-
-def _check_quantization(config: Mapping[str, Any]) -> None:
-    said = config.get("quantization_config")
-    if said is None:
-        return
-    said = said if isinstance(said, dict) else {"quant_method": said}
-    method, scheme, kind = (said.get(n) for n in ("quant_method", "activation_scheme", "fmt"))
-    fp8 = method == "fp8" and scheme in (None, "dynamic") and kind in (None, "e4m3", "float8_e4m3fn")
-    if method != "mxfp4" and not fp8:
-        raise ExportError(
-            f"quantization_config {said!r} is not supported, only mxfp4 and fp8 (e4m3, scaled in blocks): use the "
-            "checkpoint in floats"
-        )
 
 
 __all__ = ["load_checkpoint"]

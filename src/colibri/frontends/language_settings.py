@@ -8,11 +8,13 @@ from typing import Any
 
 from colibri.errors import ExportError
 from colibri.frontends.checkpoint import Checkpoint
+from colibri.frontends.config_fields import problem_of
 from colibri.frontends.decoders import ACTIVATIONS, Heads, Plan
 from colibri.frontends.encoder_decoders import Exchange
 from colibri.frontends.families import router_of
 from colibri.frontends.rotary import Rotary, rotary_of
 from colibri.graph import Array, Router
+from colibri.names import shown
 
 MOST_POSITIONS = 4096  # of a context that is not asked for: caches grow with it
 GROWTH = 4  # times the context that tables of positions hold, where the model goes so far: it may become longer later
@@ -33,16 +35,6 @@ NEUTRAL = _words("""
     _experts_implementation quantization_config router_jitter_noise hidden_dropout hidden_dropout_prob
     attention_probs_dropout_prob resid_pdrop embd_pdrop ep_size
 """)
-POSITIVE = _words("""
-    vocab_size hidden_size num_hidden_layers num_attention_heads max_position_embeddings decoder_sparse_step
-    moe_layer_interval interleave_moe_layer_step no_rope_layer_interval conv_L_cache num_local_experts num_experts
-    n_routed_experts moe_num_experts floor_scale d_model d_kv d_ff num_layers num_heads
-    relative_attention_num_buckets relative_attention_max_distance
-""")
-MAY_BE_NULL = _words(
-    "num_key_value_heads head_dim sliding_window q_lora_rank n_shared_experts attention_chunk_size num_decoder_layers"
-)
-ALSO = {("num_experts", list), ("moe_topk", list), ("attn_temperature_tuning", int)}  # of releases, beside the class's
 ROPE = _words("rope_parameters rope_scaling rope_theta original_max_position_embeddings")
 
 
@@ -85,7 +77,7 @@ class Settings:
         for name, allowed in adapter.only.items():
             if name in config and not any(type(config[name]) is type(a) and config[name] == a for a in allowed):
                 able = " or ".join(repr(a) for a in allowed)
-                raise self.refuse(f"{name} = {config[name]!r} is not supported, only {able}")
+                raise self.refuse(f"{name} = {shown(config[name])} is not supported, only {able}")
         self.context = min(self.max_position_embeddings, MOST_POSITIONS) if context is None else context
         self.positions = max(self.context, min(self.max_position_embeddings, GROWTH * self.context))
         self._tables: dict[int, Array] = {}
@@ -102,12 +94,14 @@ class Settings:
         adapter = self.adapter
         known = {*adapter.defaults, *adapter.aliases, *adapter.only, *adapter.neutral.split(), *NEUTRAL, *ROPE}
         known |= {"partial_rotary_factor"} if adapter.partial is not None else set()
-        for name, value in self.config.items():
-            if name not in known:
-                raise self.refuse(
-                    f"config.json has {name} = {value!r}, which is not known and may change the result; remove it if "
-                    "the model computes the same without it, or add it to the family (docs/adding-a-family.md)"
-                )
+        unknown = [f"{name} = {shown(value)}" for name, value in self.config.items() if name not in known]
+        if unknown:
+            one = len(unknown) == 1
+            raise self.refuse(
+                f"config.json has {', '.join(unknown)}, which {'is' if one else 'are'} not known and may change the "
+                f"result; remove {'it' if one else 'them'} if the model computes the same without, or add to the "
+                "family (docs/adding-a-family.md)"
+            )
 
     def _read(self, name: str) -> Any:
         names = [name, *(alias for alias, of in self.adapter.aliases.items() if of == name)]
@@ -116,22 +110,12 @@ class Settings:
             return self.adapter.defaults[name]
         spelt, value = next(iter(said.items()))
         if any(other != value for other in said.values()):
-            pairs = ", ".join(f"{n} = {v!r}" for n, v in said.items())
+            pairs = ", ".join(f"{n} = {shown(v)}" for n, v in said.items())
             raise self.refuse(f"config.json contradicts itself, {pairs}: leave one of them")
-        default = self.adapter.defaults[name]
-        if value is None and (default is None or name in MAY_BE_NULL):
+        if value is None and self.adapter.defaults[name] is None:
             return None
-        kinds: dict[type, tuple[tuple[type, ...], str]] = {
-            bool: ((bool,), "true or false"), int: ((int,), "a whole number"), float: ((int, float), "a number"),
-            str: ((str,), "a text"),
-        }  # fmt: skip
-        if type(default) in kinds:
-            kind, what = kinds[type(default)]
-            wrong = not isinstance(value, kind) or isinstance(value, bool) != (kind == (bool,))
-            if wrong and (name, type(value)) not in ALSO:
-                raise self.refuse(f"{spelt} = {value!r} is not {what}: correct config.json")
-        if isinstance(value, int) and not isinstance(value, bool) and value < (1 if name in POSITIVE else -1):
-            raise self.refuse(f"{spelt} = {value} is too small: correct config.json")
+        if problem := problem_of(name, value):
+            raise self.refuse(problem.replace(name, spelt, 1))
         return value
 
     @property
@@ -144,7 +128,12 @@ class Settings:
 
     @property
     def dim(self) -> int:
-        return int(self.head_dim or self.hidden_size // self.heads)
+        found = int(self.head_dim or self.hidden_size // self.heads)
+        if found < 1:
+            raise self.refuse(
+                f"hidden_size = {self.hidden_size} has no room for {self.heads} heads: correct config.json"
+            )
+        return found
 
     @property
     def rotary(self) -> Rotary:
@@ -179,7 +168,7 @@ class Settings:
         """The kind of each layer."""
         found = self.layer_types or default
         if not isinstance(found, list) or len(found) != self.num_hidden_layers or not set(found) <= set(allowed):
-            raise self.refuse(f"layer_types = {found!r} is not one of {', '.join(allowed)} for each layer")
+            raise self.refuse(f"layer_types = {shown(found)} is not one of {', '.join(allowed)} for each layer")
         return found
 
     def window(self, sliding: bool) -> int:

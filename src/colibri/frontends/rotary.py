@@ -15,7 +15,9 @@ import numpy as np
 
 from colibri import spec
 from colibri.errors import ExportError
+from colibri.frontends.config_fields import ROPE_FIELDS, problem_of
 from colibri.graph import Array
+from colibri.names import shown
 
 F = np.float32
 
@@ -53,6 +55,11 @@ class Rotary:
     mscales: bool = False
     positions: int = 0
 
+    @property
+    def factor(self) -> float:
+        """How many times the context is longer than the one trained with."""
+        return float(self.values.get("factor") or self.longest / self.original)
+
     def most_positions(self) -> int:
         """Positions for which a longer context would have given the same angles."""
         if self.kind == "dynamic":
@@ -72,6 +79,10 @@ class Rotary:
         angle = np.arange(max(self.context, min(self.positions, self.most_positions())), dtype=F)[
             :, None
         ] * frequency.astype(F)
+        if not np.isfinite(angle).all() or not math.isfinite(factor):
+            raise ExportError(
+                "rotary positions have angles that are not finite: correct rope_parameters in config.json"
+            )
         turn = np.concatenate([np.cos(angle.astype(np.float64)), np.sin(angle.astype(np.float64))], axis=1)
         return np.asarray(turn.astype(F) * F(factor), F)
 
@@ -80,6 +91,8 @@ class Rotary:
         get, base = self.values.get, self.theta
         place = np.arange(0, dim, 2).astype(F) / F(dim)
         if self.kind == "dynamic":
+            if dim < 4:
+                raise ExportError("dynamic scaling needs heads of which at least 4 elements turn: correct config.json")
             if (alpha := get("alpha")) is not None:
                 base = base * alpha ** (dim / (dim - 2))
             else:
@@ -110,7 +123,7 @@ class Rotary:
 
     def _yarn(self, powers: Array, dim: int) -> tuple[Array, float]:
         get = self.values.get
-        factor = self.values["factor"] or self.longest / self.original
+        factor = self.factor
 
         def place(turns: float) -> float:
             return (dim * math.log(self.original / (turns * 2 * math.pi))) / (2 * math.log(self.theta))
@@ -134,8 +147,7 @@ class Rotary:
         factors = np.asarray(self.values["long_factor" if long else "short_factor"], F)
         if factors.shape != powers.shape:
             raise ExportError(f"longrope has {factors.size} factors for {powers.size} pairs: correct config.json")
-        factor, attention = self.values.get("factor"), self.values.get("attention_factor")
-        factor = self.longest / self.original if factor is None else factor
+        factor, attention = self.factor, self.values.get("attention_factor")
         if self.mscales:
             attention = self.values.get("long_mscale" if long else "short_mscale")
             if not isinstance(attention, int | float):
@@ -147,7 +159,11 @@ class Rotary:
     def score_factor(self) -> float:
         """What DeepSeek's attention multiplies its scores by beside 1 / √dim."""
         all_dim = self.values.get("mscale_all_dim", 0) if self.kind != "default" else 0
-        return mscale(self.values["factor"], all_dim) ** 2 if all_dim else 1.0
+        if not all_dim:
+            return 1.0
+        if self.values.get("factor") is None:
+            raise ExportError("rope_parameters.factor is null or missing beside mscale_all_dim: add it to config.json")
+        return mscale(self.factor, all_dim) ** 2
 
 
 def mscale(scale: float, by: float = 1) -> float:
@@ -171,29 +187,39 @@ def rotary_of(
     Raises ExportError for a scaling that is not known, incomplete, or says something unknown.
     """
     said = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(said, dict):
-        raise ExportError(f"rope_parameters is {said!r}, not an object: correct config.json")
-    kind = said.get("rope_type", said.get("type", "default"))
-    kind = "longrope" if kind == "su" else kind
-    if kind not in NEEDED:
-        raise ExportError(f"rotary positions of type {kind!r} are not supported, only {', '.join(NEEDED)}")
-    known = {*COMMON, *NEEDED[kind], *ALLOWED[kind]}
-    for name in said:
-        if name not in known and said[name] is not None:
-            raise ExportError(
-                f"rope_parameters.{name} = {said[name]!r} is not known of type {kind!r}: it may change the result"
-            )
-    missing = [n for n in NEEDED[kind] if n not in said]
-    if kind == "dynamic" and said.get("factor") is None and said.get("alpha") is None:
-        missing = ["factor"]
-    if missing:
-        raise ExportError(f"rope_parameters of type {kind!r} lack {missing[0]}: add it to config.json")
+    kind = _checked(said, config)
     original = config.get("original_max_position_embeddings") or said.get("original_max_position_embeddings") or longest
     base, part = said.get("rope_theta"), said.get("partial_rotary_factor")
     base = config.get("rope_theta", theta) if base is None else base
     part = config.get("partial_rotary_factor", partial) if part is None else part
     base, part = theta if base is None else base, partial if part is None else part
-    for name, value in (("rope_theta", base), ("partial_rotary_factor", part)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ExportError(f"{name} = {value!r} is not a positive number: correct config.json")
     return Rotary(kind, float(base), float(part), dict(said), longest, int(original), context, mscales, positions)
+
+
+def _checked(said: Any, config: Mapping[str, Any]) -> str:
+    """The type of positions that rope_parameters name, once all they say is known and in its range."""
+    if not isinstance(said, dict):
+        raise ExportError(f"rope_parameters is {shown(said)}, not an object: correct config.json")
+    kind = said.get("rope_type", said.get("type", "default"))
+    kind = "longrope" if kind == "su" else kind
+    if not isinstance(kind, str) or kind not in NEEDED:
+        raise ExportError(f"rotary positions of type {shown(kind)} are not supported, only {', '.join(NEEDED)}")
+    known = {*COMMON, *NEEDED[kind], *ALLOWED[kind]}
+    unknown = [f"{name} = {shown(value)}" for name, value in said.items() if name not in known and value is not None]
+    if unknown:
+        raise ExportError(f"rope_parameters has {', '.join(unknown)}, not known of type {kind!r}: it may change the "
+                          "result")  # fmt: skip
+    missing = [n for n in NEEDED[kind] if n not in said]
+    if kind == "dynamic" and said.get("factor") is None and said.get("alpha") is None:
+        missing = ["factor"]
+    if missing:
+        raise ExportError(f"rope_parameters of type {kind!r} lack {missing[0]}: add it to config.json")
+    outside = [name for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+               if name in config]  # fmt: skip
+    values = [*((n, said[n]) for n in known if n in said), *((n, config[n]) for n in outside)]
+    for name, value in values:
+        if problem := problem_of(name, value, ROPE_FIELDS):
+            raise ExportError(problem)
+    if kind in ("linear", "llama3") and said["factor"] is None:
+        raise ExportError("rope_parameters.factor is null: write its value into config.json")
+    return kind

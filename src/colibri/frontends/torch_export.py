@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from colibri import arithmetic
 from colibri.errors import ExportError
 from colibri.frontends.torch_convert import WAY_OUT, Converter, MoeBody, explain
 from colibri.frontends.torch_identify import dense_cost, find_blocks, nested_cost
@@ -49,6 +50,7 @@ KEEP = frozenset(
 )  # fmt: skip
 
 
+@arithmetic.standard()
 def from_torch(module: nn.Module, example_inputs: Any, calibration: Any = None, name: str = "model") -> Imported:
     """The graph of `module` in eval mode, what was found, and the rows; the module is left as it was.
 
@@ -97,6 +99,7 @@ def _from_torch(module: nn.Module, example_inputs: Any, calibration: Any, name: 
     return Imported(graph, report, given, batch)
 
 
+@arithmetic.standard()
 def from_pt2(path: str | Path, calibration: Any = None, name: str = "model") -> Imported:
     """The same for a program saved by torch.export.save, with MoE blocks found through its module hierarchy.
 
