@@ -23,9 +23,9 @@ _SCORE_FUNCTIONS = [("exp",), ("sigmoid",), (), ("softplus", "sqrt"), ()]  # by 
 _NO_TENSOR = ("w0", "w1", "w2")
 _KERNELS = {"map1": "map", "map2": "map", "layernorm": "norm", "rmsnorm": "norm"}  # where they have another name
 _SEQUENCE = ("embed", "rope", "cache", "attention", "delay")
-# Code for each operation alone takes up to a third fewer instructions than a walk that all share, and where operations
-# are few or mostly elementwise, less flash. Bytes on a Cortex-M7: a call, what kinds take beyond one, a product; the number
-# of products above which they share their code; and bytes in all up to which it is worth while.
+# Code for each operation alone takes up to a third fewer instructions than a walk that all share, and less flash where
+# operations are few or mostly elementwise. Bytes on a Cortex-M7: a call, what kinds take beyond one, a product; the
+# number of products above which they share their code; and bytes in all up to which it is worth while.
 _ALONE = {"softmax": 300, "layernorm": 200, "rmsnorm": 200, "reduce": 100, "delay": 100, "embed": 200, "rope": 200,
           "cache": 500, "attention": 2500, "moe": 1000}  # fmt: skip
 _CALL, _PRODUCT, _PRODUCTS, _FOLDED = 40, 400, 4, 8000
