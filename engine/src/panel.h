@@ -59,7 +59,7 @@ CLB_STATIC_WALK void multiply(const clb_matrix *m, const uint8_t *at, uint32_t o
 }
 
 /* Sums begin with what n of them start from. */
-OF_PANEL void begin(float *total, const float *start, uint32_t n)
+static inline void begin(float *total, const float *start, uint32_t n)
 {
     for (uint32_t i = 0; i < n; ++i) {
         total[i] = start[i];
