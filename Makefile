@@ -2,6 +2,7 @@
 # make test   everything that must hold
 PYTHON ?= python3
 VENV := .venv
+NEWEST := .venv-newest-torch
 BIN := $(VENV)/bin
 ENGINE := $(wildcard engine/src/*.c engine/src/*.h engine/include/*.h)
 BINDING := src/colibri/_engine_build.py src/colibri/_engine_call.c src/colibri/_scale_costs.c
@@ -11,6 +12,7 @@ help:
 	@echo "make demo      the smart-meter example, from checkpoint to forecast in C (no PyTorch)"
 	@echo "make test      style, types and all fast tests (installs PyTorch)"
 	@echo "make test-all  and the exhaustive sweeps"
+	@echo "make test-newest-torch  saved programs with the newest PyTorch (a second environment, 5 GB)"
 	@echo "make train     train the smart-meter model again"
 	@echo "make size      code lines, bytes, stack"
 	@echo "make bench     Colibri beside its peers, about ten minutes; make bench-all for everything"
@@ -21,6 +23,10 @@ demo: $(VENV)/.demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The tests pin the oldest PyTorch that is supported. The binding is the same for every Python (abi3).
+test-newest-torch: $(NEWEST)/.done $(VENV)/.test
+	PYTHONPATH=src $(NEWEST)/bin/python -m pytest -p no:cacheprovider tests/frontends/test_saved_programs.py
 
 test-all: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow"
@@ -57,10 +63,15 @@ $(VENV)/.test: pyproject.toml setup.py $(BINDING) $(ENGINE) | $(VENV)
 	$(INSTALL) -e '.[test]'
 	@touch $@ $(VENV)/.demo
 
+$(NEWEST)/.done: pyproject.toml
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/pip install -q --disable-pip-version-check --no-compile --upgrade torch numpy safetensors cffi typer rich pytest setuptools
+	@touch $@
+
 $(VENV):
 	$(PYTHON) -m venv $@
 
 clean:
-	rm -rf $(VENV) build engine/build src/colibri/_engine.c src/colibri/*.so *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(NEWEST) build engine/build src/colibri/_engine.c src/colibri/*.so *.egg-info src/*.egg-info
 
-.PHONY: help demo test test-all lint train size bench bench-all engine generate clean
+.PHONY: help demo test test-all test-newest-torch lint train size bench bench-all engine generate clean

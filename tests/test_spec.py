@@ -53,6 +53,8 @@ def test_stages_import_only_earlier_ones() -> None:
     order = [
         "_engine",
         "errors",
+        "compare",
+        "options",
         "names",
         "npz",
         "strict_json",
@@ -67,6 +69,8 @@ def test_stages_import_only_earlier_ones() -> None:
         "tokenizer_bin",
         "template_worker",
         "chat_template",
+        "declared_tokens",
+        "spelled_tokens",
         "tokenizer",
         "answers",
         "package",

@@ -66,6 +66,11 @@ enum colibri_error {
     COLIBRI_ERR_ARITHMETIC = 35,  /* this build or machine does not compute as IEEE 754 says: compile without options that change floats (docs/arithmetic.md) */
     COLIBRI_ERR_BUSY = 36,        /* the context is running already: a hook or another thread needs a context of its own */
     COLIBRI_ERR_UNFINISHED = 37,  /* the self-test would end the text or stream that this context holds: test a second context, or set position and source to 0 */
+    COLIBRI_ERR_VOCABULARY = 38,  /* a token, merge or template of the tokenizer.bin is not valid: write it again */
+    COLIBRI_ERR_ADDED_TOKEN = 39, /* the added tokens of the tokenizer.bin are not tries of whole characters: write it again */
+    COLIBRI_ERR_PATTERN = 40,     /* a split pattern or a character class of the tokenizer.bin is not valid: write it again */
+    COLIBRI_ERR_NORMAL_FORM = 41, /* the normal form (NFC) of the tokenizer.bin is not valid: write it again */
+    COLIBRI_ERR_TOO_SLOW = 42,    /* the patterns or added tokens of the tokenizer.bin take too much work for this text: write it again */
     /* end of errors */
 };
 

@@ -38,15 +38,18 @@ COLIBRI_API int colibri_tokenizer_open(colibri_tokenizer_t *t, const uint8_t *to
 COLIBRI_API size_t colibri_tokenizer_scratch(const colibri_tokenizer_t *t, size_t bytes);
 
 /* Text to ids.
- *   text     `bytes` bytes of UTF-8; what is not valid is read as U+FFFD, as Python's errors="replace" does
+ *   text     `bytes` bytes of UTF-8; what is not valid is read as U+FFFD, as Python's errors="replace" does, whatever bytes
+ *            the vocabulary has
  *   ids      room for `room` ids; NULL where room is 0
  *   count    the number of ids the text has, also where that is more than `room`
  *   scratch  of any alignment
- * COLIBRI_OK, COLIBRI_ERR_NULL, COLIBRI_ERR_SCRATCH, or COLIBRI_ERR_OUTPUT where count is more than room. */
+ * COLIBRI_OK, COLIBRI_ERR_NULL, COLIBRI_ERR_SCRATCH, COLIBRI_ERR_OUTPUT where count is more than room, or of a hostile file
+ * COLIBRI_ERR_TOO_SLOW. */
 COLIBRI_API int colibri_tokenizer_encode(const colibri_tokenizer_t *t, const char *text, size_t bytes, int options,
                                          int32_t *ids, size_t room, size_t *count, void *scratch, size_t scratch_bytes);
 
-/* Ids to bytes. A character may begin in one token and end in another: pass on what colibri_utf8_complete counts.
+/* Ids to bytes. A character may begin in one token and end in another: pass on what colibri_utf8_complete counts. An id
+ * without a token, of which a model may have logits, has no bytes; a negative one is COLIBRI_ERR_TOKEN.
  *   out    room for `room` bytes, not ended with a zero
  *   bytes  the number of bytes the ids have, also where that is more than `room`
  * COLIBRI_OK, COLIBRI_ERR_NULL, COLIBRI_ERR_TOKEN, or COLIBRI_ERR_OUTPUT where bytes is more than room. */
@@ -56,10 +59,11 @@ COLIBRI_API int colibri_tokenizer_decode(const colibri_tokenizer_t *t, const int
 /* How many of `bytes` bytes to print now: all but a last character that is not yet complete. */
 COLIBRI_API size_t colibri_utf8_complete(const char *text, size_t bytes);
 
-/* Ids are 0 to this number - 1. */
+/* The tokens' ids are 0 to this number - 1. */
 COLIBRI_API int32_t colibri_tokenizer_vocabulary(const colibri_tokenizer_t *t);
 
-/* The id that begins a text, -1 where there is none; whether an id ends the generated text; whether it is special. */
+/* The id that begins a text, -1 where there is none; whether an id ends the generated text; whether
+ * COLIBRI_TOKENIZER_SKIP_SPECIAL leaves it out: it is special, or no token has it. */
 COLIBRI_API int32_t colibri_tokenizer_bos(const colibri_tokenizer_t *t);
 COLIBRI_API int colibri_tokenizer_ends(const colibri_tokenizer_t *t, int32_t id);
 COLIBRI_API int colibri_tokenizer_special(const colibri_tokenizer_t *t, int32_t id);

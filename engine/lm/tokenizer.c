@@ -116,7 +116,7 @@ static uint32_t first_symbols(const clb_tokenizer *t, const uint8_t *text, size_
 {
     uint32_t count = 0;
     for (size_t at = 0; at < size;) {
-        const size_t length = t->head->flags & BYTE_LEVEL ? 1 : utf8_length(text[at]);
+        const size_t length = t->head->flags & BYTE_LEVEL ? 1 : utf8_step(text + at, text + size);
         const uint32_t whole = t->head->flags & BYTE_LEVEL ? CLB_NONE : find_token(t, text + at, length);
         if (whole != CLB_NONE) {
             ids[count++] = whole;
@@ -238,12 +238,17 @@ static uint8_t *with_space(encoder *e, const uint8_t *text, size_t size)
     return copy;
 }
 
+static int is_metaspace(const uint8_t *text, size_t size)
+{
+    return size >= 3 && memcmp(text, "\xE2\x96\x81", 3) == 0;
+}
+
 /* Spaces for U+2581, in place; the new size. */
 static size_t plain_spaces(uint8_t *text, size_t size)
 {
     size_t end = 0;
     for (size_t at = 0; at < size; ++at) {
-        if (text[at] == 0xE2 && text[at + 1] == 0x96 && text[at + 2] == 0x81) {
+        if (is_metaspace(text + at, size - at)) {
             text[end++] = ' ';
             at += 2;
         } else {
@@ -256,7 +261,7 @@ static size_t plain_spaces(uint8_t *text, size_t size)
 static int has_metaspace(const uint8_t *text, size_t size)
 {
     for (size_t at = 0; at < size; ++at) {
-        if (text[at] == 0xE2 && text[at + 1] == 0x96 && text[at + 2] == 0x81) {
+        if (is_metaspace(text + at, size - at)) {
             return 1;
         }
     }
@@ -404,7 +409,7 @@ int colibri_tokenizer_encode(const colibri_tokenizer_t *tokenizer, const char *t
         }
     }
     if (e.error == COLIBRI_OK && e.budget.left == 0) {
-        return COLIBRI_ERR_TOKENIZER;
+        return COLIBRI_ERR_TOO_SLOW;
     }
     *count = e.error == COLIBRI_OK ? e.count : 0;
     return e.error != COLIBRI_OK ? e.error : e.count > room ? COLIBRI_ERR_OUTPUT : COLIBRI_OK;
@@ -423,8 +428,11 @@ int colibri_tokenizer_decode(const colibri_tokenizer_t *tokenizer, const int32_t
     int first_token = 1;
     *bytes = 0;
     for (size_t n = 0; n < count; ++n) {
-        if (ids[n] < 0 || (uint32_t)ids[n] >= t->head->vocab || !(t->kinds[ids[n]] & TOKEN_PRESENT)) {
+        if (ids[n] < 0) {
             return COLIBRI_ERR_TOKEN;
+        }
+        if ((uint32_t)ids[n] >= t->head->vocab || !(t->kinds[ids[n]] & TOKEN_PRESENT)) {
+            continue; /* models have more logits than there are tokens */
         }
         if (options & COLIBRI_TOKENIZER_SKIP_SPECIAL && t->kinds[ids[n]] & TOKEN_SPECIAL) {
             continue;
@@ -472,6 +480,12 @@ int colibri_tokenizer_ends(const colibri_tokenizer_t *tokenizer, int32_t id)
 
 int colibri_tokenizer_special(const colibri_tokenizer_t *tokenizer, int32_t id)
 {
-    return id >= 0 && id < colibri_tokenizer_vocabulary(tokenizer) &&
-           ((const clb_tokenizer *)(const void *)tokenizer)->kinds[id] & TOKEN_SPECIAL;
+    const clb_tokenizer *t = (const clb_tokenizer *)(const void *)tokenizer;
+    if (t == NULL || t->head == NULL || id < 0) {
+        return 0;
+    }
+    if ((uint32_t)id >= t->head->vocab) {
+        return 1;
+    }
+    return (t->kinds[id] & (TOKEN_PRESENT | TOKEN_SPECIAL)) != TOKEN_PRESENT;
 }

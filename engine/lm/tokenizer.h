@@ -21,6 +21,7 @@ enum { TOKEN_SPECIAL = 1, TOKEN_WHOLE = 2, TOKEN_PRESENT = 4 };
 enum { ADDED_LSTRIP = 1, ADDED_RSTRIP = 2, ADDED_SINGLE_WORD = 4, ADDED_SPECIAL = 8 };
 enum { KEEP_ALL = 0, DROP_MATCHES = 1, DROP_GAPS = 2 };
 enum { MOST_STAGES = 8, MOST_PARTS = 8, MOST_ORDER = 63, BLOCK_INDEX = 0x1100 };
+enum { LAST_POINT = 0x10FFFF, REPLACEMENT = 0xFFFD };
 #define MATCHED 0x8000u
 
 typedef struct {
@@ -74,7 +75,7 @@ typedef struct {
 } clb_tokenizer;
 _Static_assert(sizeof(clb_tokenizer) <= sizeof(colibri_tokenizer_t), "the caller's memory holds the tokenizer");
 
-/* --- UTF-8; text is valid wherever these are used, but for clb_utf8_check ------------------------------------------- */
+/* --- UTF-8; text is valid wherever these are used, but for clb_utf8_check. Nothing is read from `end` on --- */
 
 /* Bytes of the character that begins with `lead`. */
 static inline size_t utf8_length(uint8_t lead)
@@ -82,10 +83,27 @@ static inline size_t utf8_length(uint8_t lead)
     return lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
 }
 
-static inline uint32_t utf8_read(const uint8_t *p)
+static inline int within_character(uint8_t byte)
+{
+    return (byte & 0xC0) == 0x80;
+}
+
+/* Bytes from `p`, which is before `end`, to the next character. */
+static inline size_t utf8_step(const uint8_t *p, const uint8_t *end)
+{
+    const size_t length = utf8_length(*p);
+    const size_t left = (size_t)(end - p);
+    return length < left ? length : left;
+}
+
+/* The character at `p`, which is before `end`; U+FFFD where it is cut off or none. */
+static inline uint32_t utf8_read(const uint8_t *p, const uint8_t *end)
 {
     if (p[0] < 0x80) {
         return p[0];
+    }
+    if (utf8_length(p[0]) > (size_t)(end - p)) {
+        return REPLACEMENT;
     }
     if (p[0] < 0xE0) {
         return (p[0] & 31u) << 6 | (p[1] & 63u);
@@ -93,15 +111,16 @@ static inline uint32_t utf8_read(const uint8_t *p)
     if (p[0] < 0xF0) {
         return (p[0] & 15u) << 12 | (p[1] & 63u) << 6 | (p[2] & 63u);
     }
-    return (p[0] & 7u) << 18 | (p[1] & 63u) << 12 | (p[2] & 63u) << 6 | (p[3] & 63u);
+    const uint32_t c = (p[0] & 7u) << 18 | (p[1] & 63u) << 12 | (p[2] & 63u) << 6 | (p[3] & 63u);
+    return c <= LAST_POINT ? c : REPLACEMENT;
 }
 
-static inline uint32_t class_of(const clb_tokenizer *t, const uint8_t *p)
+static inline uint32_t class_of(const clb_tokenizer *t, const uint8_t *p, const uint8_t *end)
 {
     if (*p < 0x80) {
         return t->ascii[*p];
     }
-    const uint32_t c = utf8_read(p);
+    const uint32_t c = utf8_read(p, end);
     return t->class_blocks[(uint32_t)t->class_index[c >> 8] << 8 | (c & 255u)];
 }
 

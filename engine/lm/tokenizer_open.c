@@ -68,9 +68,22 @@ static int header_fits(const clb_tok_header *h)
            (!(h->flags & NFC) || (h->nfc_blocks >= 1 && h->nfc_records >= 1));
 }
 
+/* Whether every byte that valid UTF-8 can have begins as a token. */
+static int bytes_begin(const clb_tokenizer *t)
+{
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+        const int never = byte == 0xC0 || byte == 0xC1 || byte > 0xF4;
+        if (!below(&t->byte_ids[byte], 1, t->head->vocab, never)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
 static int tokens_fit(const clb_tokenizer *t)
 {
     const clb_tok_header *h = t->head;
+    const uint32_t all_kinds = TOKEN_SPECIAL | TOKEN_WHOLE | TOKEN_PRESENT;
     for (uint32_t n = 0; n < h->vocab; ++n) {
         if (t->starts[n] > t->starts[n + 1]) {
             return 0;
@@ -85,17 +98,96 @@ static int tokens_fit(const clb_tokenizer *t)
             return 0;
         }
     }
-    return below(t->hash, h->hash_slots + h->hash_probes, h->vocab, 1) && below(t->byte_ids, 256, h->vocab, 0) &&
+    if (!bytes_begin(t) || !bytes_below(t->kinds, h->vocab, all_kinds + 1)) {
+        return 0;
+    }
+    return below(t->hash, h->hash_slots + h->hash_probes, h->vocab, 1) &&
            below(t->before, h->before + h->after + h->eos, h->vocab, 0);
 }
 
-static int trie_fits(const clb_tokenizer *t)
+/* --- the tries of added tokens --- */
+
+/* Whether the bytes of `count` nodes from `first` on rise, so that a binary search finds them. */
+static int bytes_rise(const clb_tokenizer *t, uint32_t first, uint32_t count)
+{
+    for (uint32_t n = 1; n < count; ++n) {
+        if (t->nodes[first + n].byte <= t->nodes[first + n - 1].byte) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Whether the nodes lie level by level, the children of each behind those of the one before: so
+ * every node but the roots has one parent, before it, and every search ends. */
+static int forest_fits(const clb_tokenizer *t, uint32_t roots)
+{
+    const uint32_t nodes = t->head->nodes;
+    uint32_t claimed = roots;
+    for (uint32_t n = 0; n < nodes; ++n) {
+        const clb_tok_node *node = &t->nodes[n];
+        if (n >= claimed || node->first != claimed || node->count > nodes - claimed) {
+            return 0;
+        }
+        if (!bytes_rise(t, node->first, node->count)) {
+            return 0;
+        }
+        claimed += node->count;
+    }
+    return claimed == nodes;
+}
+
+/* The parent of a node in a forest that fits, NONE of a root's. Parents of rising nodes rise: *from
+ * is the one before. */
+static uint32_t parent_of(const clb_tokenizer *t, uint32_t node, uint32_t roots, uint32_t *from)
+{
+    if (node == CLB_NONE || node < roots) {
+        return CLB_NONE;
+    }
+    while (t->nodes[*from].first + t->nodes[*from].count <= node) {
+        ++*from;
+    }
+    return *from;
+}
+
+enum { LONGEST = 4 }; /* bytes of a character */
+
+/* Whether the way to a node, of which way[0] is the last, ends with a whole character. */
+static int ends_whole(const clb_tokenizer *t, const uint32_t way[LONGEST])
+{
+    for (size_t n = 0; n < LONGEST && way[n] != CLB_NONE; ++n) {
+        const uint8_t byte = t->nodes[way[n]].byte;
+        if (!within_character(byte)) {
+            return utf8_length(byte) == n + 1;
+        }
+    }
+    return 0;
+}
+
+/* Text is valid UTF-8, so a token that begins with a character and ends with one cuts it between
+ * two. */
+static int added_tokens_fit(const clb_tokenizer *t)
 {
     const clb_tok_header *h = t->head;
+    const uint32_t roots = h->raw_nodes + h->normal_nodes;
+    const uint32_t all_flags = ADDED_LSTRIP | ADDED_RSTRIP | ADDED_SINGLE_WORD | ADDED_SPECIAL;
+    uint32_t from[LONGEST] = {0};
+    if (!bytes_rise(t, 0, h->raw_nodes) || !bytes_rise(t, h->raw_nodes, h->normal_nodes)) {
+        return 0;
+    }
+    if (!forest_fits(t, roots)) {
+        return 0;
+    }
     for (uint32_t n = 0; n < h->nodes; ++n) {
         const clb_tok_node *node = &t->nodes[n];
-        if (node->first > h->nodes || node->count > h->nodes - node->first ||
-            (node->token >= h->vocab && node->token != CLB_NONE)) {
+        uint32_t way[LONGEST] = {n};
+        for (size_t up = 1; up < LONGEST; ++up) {
+            way[up] = parent_of(t, way[up - 1], roots, &from[up]);
+        }
+        if (node->flags > all_flags || (n < roots && within_character(node->byte))) {
+            return 0;
+        }
+        if (node->token != CLB_NONE && (node->token >= h->vocab || !ends_whole(t, way))) {
             return 0;
         }
     }
@@ -119,7 +211,7 @@ static int patterns_fit(clb_tokenizer *t, const uint16_t *entries)
         }
         used += count;
     }
-    return bytes_below(t->class_index, BLOCK_INDEX, h->blocks) &&
+    return used == h->entries && bytes_below(t->class_index, BLOCK_INDEX, h->blocks) &&
            bytes_below(t->class_blocks, (uint64_t)h->blocks * 256, h->classes);
 }
 
@@ -193,7 +285,7 @@ static int open_file(clb_tokenizer *t, const uint8_t *file, size_t size)
     if (crc32_of(file + sizeof *h, h->total_bytes - sizeof *h) != h->body_crc) {
         return COLIBRI_ERR_CHECKSUM;
     }
-    if (!header_fits(h)) {
+    if (!header_fits(h) || (h->reserved[0] | h->reserved[1]) != 0) {
         return COLIBRI_ERR_TOKENIZER;
     }
     reader r = {file, sizeof *h, h->total_bytes};
@@ -221,8 +313,17 @@ static int open_file(clb_tokenizer *t, const uint8_t *file, size_t size)
         return COLIBRI_ERR_TOKENIZER;
     }
     t->head = h;
-    if (!tokens_fit(t) || !trie_fits(t) || !patterns_fit(t, entries) || !nfc_fits(t)) {
-        return COLIBRI_ERR_TOKENIZER;
+    if (!tokens_fit(t)) {
+        return COLIBRI_ERR_VOCABULARY;
+    }
+    if (!added_tokens_fit(t)) {
+        return COLIBRI_ERR_ADDED_TOKEN;
+    }
+    if (!patterns_fit(t, entries)) {
+        return COLIBRI_ERR_PATTERN;
+    }
+    if (!nfc_fits(t)) {
+        return COLIBRI_ERR_NORMAL_FORM;
     }
     t->after = t->before + h->before;
     t->eos = t->after + h->after;

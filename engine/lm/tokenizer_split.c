@@ -11,15 +11,33 @@ static int is_space(uint32_t c)
 /* Where the character that ends at `at` begins. */
 static size_t before(const uint8_t *text, size_t at)
 {
-    do {
-        --at;
-    } while ((text[at] & 0xC0) == 0x80);
+    while (at > 0 && within_character(text[--at])) {
+    }
     return at;
 }
 
-static int is_word(const clb_tokenizer *t, const uint8_t *p)
+static int is_space_at(const clb_finder *f, size_t at)
 {
-    return t->words[class_of(t, p)] != 0;
+    return is_space(utf8_read(f->text + at, f->text + f->size));
+}
+
+static int is_word_at(const clb_finder *f, size_t at)
+{
+    return f->t->words[class_of(f->t, f->text + at, f->text + f->size)] != 0;
+}
+
+/* Whether text[start..stop) are whole characters, and not part of a word where the token asks for
+ * whole words. */
+static int stands_alone(const clb_finder *f, const clb_tok_node *node, size_t start, size_t stop)
+{
+    const int last = stop == f->size;
+    if (within_character(f->text[start]) || (!last && within_character(f->text[stop]))) {
+        return 0;
+    }
+    if (!(node->flags & ADDED_SINGLE_WORD)) {
+        return 1;
+    }
+    return !(start > 0 && is_word_at(f, before(f->text, start))) && (last || !is_word_at(f, stop));
 }
 
 /* The longest added token at `at`: its node, or NULL; *length is its size in bytes. */
@@ -81,20 +99,18 @@ int clb_next_part(clb_finder *f, clb_budget *budget, size_t *begin, size_t *end,
         if (node == NULL || (node->flags & ADDED_SPECIAL && !f->special)) {
             continue;
         }
-        if (node->flags & ADDED_SINGLE_WORD &&
-            ((start > 0 && is_word(t, f->text + before(f->text, start))) ||
-             (stop < f->size && is_word(t, f->text + stop)))) {
+        if (!stands_alone(f, node, start, stop)) {
             continue;
         }
         if (node->flags & ADDED_LSTRIP) {
-            while (start > f->done && is_space(utf8_read(f->text + before(f->text, start)))) {
+            while (start > f->done && is_space_at(f, before(f->text, start))) {
                 start = before(f->text, start);
             }
         }
         if (node->flags & ADDED_RSTRIP) {
             const size_t from = stop;
-            while (stop < f->size && is_space(utf8_read(f->text + stop))) {
-                stop += utf8_length(f->text[stop]);
+            while (stop < f->size && is_space_at(f, stop)) {
+                stop += utf8_step(f->text + stop, f->text + f->size);
             }
             if (!spend(budget, stop - from)) {
                 return 0;
@@ -129,7 +145,7 @@ static size_t match(const clb_tokenizer *t, uint32_t stage, const uint8_t *text,
     int skipping = 1;
     *resume = begin;
     while (at < end) {
-        const uint32_t class = class_of(t, text + at);
+        const uint32_t class = class_of(t, text + at, text + end);
         const uint32_t entry = table[state * columns + class];
         if (entry & MATCHED) {
             last = at;
@@ -138,7 +154,7 @@ static size_t match(const clb_tokenizer *t, uint32_t stage, const uint8_t *text,
         if (state == 0) {
             break;
         }
-        at += utf8_length(text[at]);
+        at += utf8_step(text + at, text + end);
         skipping = skipping && (*resume == begin || state == (table[columns + class] & ~MATCHED));
         if (skipping) {
             *resume = at;
@@ -148,7 +164,7 @@ static size_t match(const clb_tokenizer *t, uint32_t stage, const uint8_t *text,
         last = end;
     }
     if (*resume == begin) {
-        *resume = begin + utf8_length(text[begin]);
+        *resume = begin + utf8_step(text + begin, text + end);
     }
     if (!spend(budget, at - begin + 1)) {
         last = end;

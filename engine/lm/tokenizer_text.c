@@ -19,7 +19,7 @@ size_t clb_utf8_check(const uint8_t *p, size_t left, size_t *bad)
         return 0;
     }
     for (size_t n = 2; n < length; ++n) {
-        if (n >= left || (p[n] & 0xC0) != 0x80) {
+        if (n >= left || !within_character(p[n])) {
             *bad = n;
             return 0;
         }
@@ -32,7 +32,7 @@ size_t colibri_utf8_complete(const char *text, size_t bytes)
     const uint8_t *p = (const uint8_t *)text;
     for (size_t back = 1; back <= 3 && back <= bytes; ++back) {
         const uint8_t byte = p[bytes - back];
-        if ((byte & 0xC0) != 0x80) { /* the last character's first byte */
+        if (!within_character(byte)) { /* the last character's first byte */
             size_t bad;
             const size_t length = clb_utf8_check(p + bytes - back, back, &bad);
             return length == 0 && bad == back && byte >= 0xC2 && byte <= 0xF4 ? bytes - back : bytes;
@@ -78,9 +78,14 @@ static const clb_tok_record *record_of(const clb_tokenizer *t, uint32_t c)
     return &t->records[t->nfc_blocks[(uint32_t)t->nfc_index[c >> 8] << 8 | (c & 255u)]];
 }
 
-static int stable(const clb_tokenizer *t, const uint8_t *p)
+static int stable(const clb_tokenizer *t, const uint8_t *p, const uint8_t *end)
 {
-    return (record_of(t, utf8_read(p))->flags & (STANDS | CHANGED)) == STANDS;
+    return (record_of(t, utf8_read(p, end))->flags & (STANDS | CHANGED)) == STANDS;
+}
+
+static int stands(const clb_tokenizer *t, const uint8_t *p, const uint8_t *end)
+{
+    return (record_of(t, utf8_read(p, end))->flags & STANDS) != 0;
 }
 
 int clb_nfc_needed(const clb_tokenizer *t, const uint8_t *text, size_t size)
@@ -88,8 +93,8 @@ int clb_nfc_needed(const clb_tokenizer *t, const uint8_t *text, size_t size)
     for (size_t at = 0; at < size;) {
         if (text[at] < FIRST_LEAD) {
             ++at;
-        } else if (stable(t, text + at)) {
-            at += utf8_length(text[at]);
+        } else if (stable(t, text + at, text + size)) {
+            at += utf8_step(text + at, text + size);
         } else {
             return 1;
         }
@@ -103,10 +108,12 @@ typedef struct {
     uint32_t part;
 } place;
 
-/* The decomposition's character at `p`, which moves on; *order is 0 but for marks. */
-static uint32_t next_point(const clb_tokenizer *t, const uint8_t *text, place *p, uint32_t *order)
+/* The decomposition's character at `p` in text[..end), which moves on; *order is 0 but for
+ * marks. */
+static uint32_t next_point(const clb_tokenizer *t, const uint8_t *text, size_t end, place *p,
+                           uint32_t *order)
 {
-    const uint32_t c = utf8_read(text + p->at), syllable = c - S_BASE;
+    const uint32_t c = utf8_read(text + p->at, text + end), syllable = c - S_BASE;
     const clb_tok_record *r = record_of(t, c);
     uint32_t found = c, count = r->count;
     if (syllable < L_COUNT * V_COUNT * T_COUNT) {
@@ -119,7 +126,7 @@ static uint32_t next_point(const clb_tokenizer *t, const uint8_t *text, place *p
     }
     *order = record_of(t, found)->order;
     if (++p->part >= count) {
-        p->at += utf8_length(text[p->at]);
+        p->at += utf8_step(text + p->at, text + end);
         p->part = 0;
     }
     return found;
@@ -200,7 +207,7 @@ static place feed_marks(composer *c, const uint8_t *text, place from, size_t end
     place after = from;
     for (place p = from; p.at < end;) {
         uint32_t order;
-        next_point(c->t, text, &p, &order);
+        next_point(c->t, text, end, &p, &order);
         if (order == 0) {
             break;
         }
@@ -213,7 +220,7 @@ static place feed_marks(composer *c, const uint8_t *text, place from, size_t end
         }
         for (place p = from; p.at < after.at || (p.at == after.at && p.part < after.part);) {
             uint32_t order;
-            const uint32_t point = next_point(c->t, text, &p, &order);
+            const uint32_t point = next_point(c->t, text, end, &p, &order);
             if (order == wanted) {
                 feed(c, point, order);
             }
@@ -227,7 +234,7 @@ static void compose_stretch(composer *c, const uint8_t *text, size_t begin, size
     for (place p = {begin, 0}; p.at < end;) {
         place next = p;
         uint32_t order;
-        const uint32_t point = next_point(c->t, text, &next, &order);
+        const uint32_t point = next_point(c->t, text, end, &next, &order);
         if (order == 0) {
             feed(c, point, 0);
             p = next;
@@ -241,13 +248,14 @@ static void compose_stretch(composer *c, const uint8_t *text, size_t begin, size
 int clb_nfc(const clb_tokenizer *t, const uint8_t *text, size_t size, uint8_t *out, size_t room, size_t *written)
 {
     composer c = {.t = t, .out = out, .room = room, .starter = CLB_NONE};
+    const uint8_t *const stop = text + size;
     /* Only a stretch from a character that stands by itself to the next, with one that does not in it, can change. */
     for (size_t at = 0, base = 0, copied = 0;;) {
-        while (at < size && (text[at] < FIRST_LEAD || stable(t, text + at))) {
+        while (at < size && (text[at] < FIRST_LEAD || stable(t, text + at, stop))) {
             base = at;
-            at += utf8_length(text[at]);
+            at += utf8_step(text + at, stop);
         }
-        if (at < size && record_of(t, utf8_read(text + at))->flags & STANDS) {
+        if (at < size && stands(t, text + at, stop)) {
             base = at;
         }
         const size_t plain = (at < size ? base : size) - copied;
@@ -260,8 +268,8 @@ int clb_nfc(const clb_tokenizer *t, const uint8_t *text, size_t size, uint8_t *o
             break;
         }
         do {
-            at += utf8_length(text[at]);
-        } while (at < size && !(record_of(t, utf8_read(text + at))->flags & STANDS));
+            at += utf8_step(text + at, stop);
+        } while (at < size && !stands(t, text + at, stop));
         compose_stretch(&c, text, base, at);
         if (c.full) {
             return 0;

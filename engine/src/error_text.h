@@ -1,5 +1,5 @@
 /* Names and sentences of enum colibri_error, by value. Generated from src/colibri/spec.py. */
-static const char *const error_table[38][2] = {
+static const char *const error_table[43][2] = {
     {"COLIBRI_OK", "no error"},
     {"COLIBRI_ERR_NULL", "a pointer is null: pass the memory block, the model, the input and the output"},
     {"COLIBRI_ERR_MISALIGNED", "the model or the memory block is not aligned to 64 bytes: use _Alignas(64) or aligned_alloc"},
@@ -37,5 +37,10 @@ static const char *const error_table[38][2] = {
     {"COLIBRI_ERR_SOURCE", "an encoder-decoder model, and no other, reads a source text first: see colibri_lm_source"},
     {"COLIBRI_ERR_ARITHMETIC", "this build or machine does not compute as IEEE 754 says: compile without options that change floats (docs/arithmetic.md)"},
     {"COLIBRI_ERR_BUSY", "the context is running already: a hook or another thread needs a context of its own"},
-    {"COLIBRI_ERR_UNFINISHED", "the self-test would end the text or stream that this context holds: test a second context, or set position and source to 0"}
+    {"COLIBRI_ERR_UNFINISHED", "the self-test would end the text or stream that this context holds: test a second context, or set position and source to 0"},
+    {"COLIBRI_ERR_VOCABULARY", "a token, merge or template of the tokenizer.bin is not valid: write it again"},
+    {"COLIBRI_ERR_ADDED_TOKEN", "the added tokens of the tokenizer.bin are not tries of whole characters: write it again"},
+    {"COLIBRI_ERR_PATTERN", "a split pattern or a character class of the tokenizer.bin is not valid: write it again"},
+    {"COLIBRI_ERR_NORMAL_FORM", "the normal form (NFC) of the tokenizer.bin is not valid: write it again"},
+    {"COLIBRI_ERR_TOO_SLOW", "the patterns or added tokens of the tokenizer.bin take too much work for this text: write it again"}
 };

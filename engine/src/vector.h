@@ -77,6 +77,7 @@ static void binary_strip(uint32_t func, float *a, const float *b)
     CASE(BINARY, DIV, x / y)
     CASE(BINARY, MAXIMUM, x > y || x != x ? x : y)
     CASE(BINARY, MINIMUM, x < y || x != x ? x : y)
+    CASE(BINARY, FILL, y != y ? x : y)
     default: break;
     }
 }

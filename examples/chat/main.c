@@ -26,7 +26,8 @@ typedef struct {
     long max_new_tokens, threads, top_k;
     double temperature, top_p, min_p, repetition_penalty;
     uint64_t seed;
-    int raw; /* the prompt's tokens alone, without what begins a text */
+    int raw;   /* the prompt's tokens alone, without what begins a text */
+    int plain; /* special tokens that the prompt spells stay text */
     const char *directory, *prompt;
 } options;
 
@@ -36,7 +37,8 @@ static const char usage[] =
     "  --top-k K                0: all          --top-p P                1: all\n"
     "  --min-p P                0: all          --repetition-penalty R   1: none\n"
     "  --seed S                 0               --threads N              0: one a processor\n"
-    "  --raw                    the prompt's tokens alone, without what begins a text (BOS)\n";
+    "  --raw                    the prompt's tokens alone, without what begins a text (BOS)\n"
+    "  --no-special             special tokens that the prompt spells stay text: for text of people you do not trust\n";
 
 static void fail(int code, const char *form, ...)
 {
@@ -75,6 +77,8 @@ static options parse(int argc, char **argv)
             plain = 1;
         } else if (strcmp(name, "--raw") == 0) {
             o.raw = 1;
+        } else if (strcmp(name, "--no-special") == 0) {
+            o.plain = 1;
         } else if (strcmp(name, "-n") == 0 || strcmp(name, "--max-new-tokens") == 0) {
             o.max_new_tokens = (long)number(name, next, 0, INT32_MAX), ++i;
         } else if (strcmp(name, "--temperature") == 0) {
@@ -254,9 +258,10 @@ static int encode(session *s, const options *o, const char *text, size_t bytes)
 {
     const size_t scratch_bytes = colibri_tokenizer_scratch(&s->tokenizer, bytes), room = s->ctx->context_tokens;
     void *scratch = memory(scratch_bytes, 1, 64);
+    const int options = (o->raw ? 0 : COLIBRI_TOKENIZER_TEMPLATE) | (o->plain ? 0 : COLIBRI_TOKENIZER_SPECIAL);
     size_t count;
-    const int error = colibri_tokenizer_encode(&s->tokenizer, text, bytes, o->raw ? 0 : COLIBRI_TOKENIZER_TEMPLATE,
-                                               s->ids, room, &count, scratch, scratch_bytes);
+    const int error = colibri_tokenizer_encode(&s->tokenizer, text, bytes, options, s->ids, room, &count, scratch,
+                                               scratch_bytes);
     free(scratch);
     if (error == COLIBRI_ERR_OUTPUT) {
         fprintf(stderr, "chat: the prompt has %zu tokens, but the context holds %zu: shorten it, or give the model a longer "

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from colibri import arithmetic, exporter, spec
+from colibri import arithmetic, exporter, options, spec
 from colibri.errors import ExportError, ExportWarning
 
 try:
@@ -15,7 +15,7 @@ try:
 except ModuleNotFoundError:
     raise ExportError("exporting a PyTorch module needs PyTorch: pip install 'colibri-moe[torch]'") from None
 
-from colibri.frontends.torch_export import from_torch, register_moe
+from colibri.frontends.torch_export import from_pt2, from_torch, register_moe
 from colibri.frontends.torch_report import Report
 from colibri.quantize.report import Scorer
 
@@ -41,8 +41,13 @@ def export(
     name: str | None = None,
     expert_align: int = spec.ALIGN_EXPERT,
     stream: int | None = None,
+    trust: bool = False,
 ) -> Report:
     """Export a `torch.nn.Module` to the directory `path` (model.bin, model.h, model.c), or to one `….bin` file.
+
+    module: also a `torch.export.ExportedProgram`, or the path of one saved as .pt2, which has inputs of its own:
+    example_inputs is None then. Loading a .pt2 that holds more than tensors and a program of tensor operations runs
+    code; it is refused unless `trust` is set.
 
     example_inputs: a tensor or tuple of tensors, first axis the batch; gives the shapes, and `max_batch` (rows the
     context memory is planned for) where that is not given. calibration: a tensor, tuple or iterable of such with real
@@ -67,20 +72,37 @@ def export(
 
     Raises ExportError, before anything is written, for whatever cannot be exported faithfully.
     """
+    path = options.path("path", path)
+    max_batch = None if max_batch is None else options.whole("max_batch", max_batch, 1, spec.MAX_BATCH)
+    stream = None if stream is None else options.whole("stream", stream, 1, 1 << 16)
+    name = None if name is None else options.text("name", name)
+    quantization = exporter.Quantization(dtype, activations, residual_share, budget, max_error, scorer)
+    selection = exporter.Selection(prune, options.pairs("prune_experts", prune_experts))
+    expert_align = options.whole("expert_align", expert_align, spec.ALIGN_MODEL, 1 << 30)
+    if not isinstance(trust, bool):
+        raise ExportError(f"trust is {trust!r}; it must be True or False")
     if prune == "unused" and calibration is None:
         raise ExportError("pruning unused experts needs real rows to know them by: pass calibration=rows")
-    imported = from_torch(module, example_inputs, calibration, name or type(module).__name__)
+    if isinstance(module, str | Path):
+        source = options.path("module", module)
+        if source.suffix != ".pt2" or example_inputs is not None:
+            raise ExportError(f"module is the path {str(source)!r}: only a .pt2 is read from a file, with the example "
+                              "inputs it was saved with; pass None for them")  # fmt: skip
+        imported = from_pt2(source, calibration, name or source.stem, trust)
+    else:
+        imported = from_torch(module, example_inputs, calibration, name or type(module).__name__)
     built = exporter.build(
         imported.graph,
-        quantization=exporter.Quantization(dtype, activations, residual_share, budget, max_error, scorer),
-        selection=exporter.Selection(prune, tuple(prune_experts)),
-        max_batch=max_batch or (imported.batch if stream is None else 1),
+        quantization=quantization,
+        selection=selection,
+        max_batch=(imported.batch if stream is None else 1) if max_batch is None else max_batch,
         calibration=imported.rows,
         expert_align=expert_align,
         stream_axis=stream,
     )
     exporter.write(built, path)
     imported.report.quality, imported.report.pruning = built.quality, built.pruning
+    imported.report.warnings += built.warnings
     for warning in imported.report.warnings:
         warnings.warn(warning, ExportWarning, stacklevel=2)
     return imported.report

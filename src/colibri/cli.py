@@ -76,8 +76,13 @@ Stage = Enum("Stage", {name: name for name in STAGES})  # type: ignore[misc]
 Architecture = Annotated[Path | None, typer.Option(help="Architecture file of a .safetensors; default: beside it.")]
 MaxBatch = Annotated[int | None, typer.Option(help="Rows the context is planned for; default: the example's, or 1.")]
 
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Load a .pt2 program that may run code, as you would run a program of its author's."),
+]
 
-def _source(model: Path, architecture: Path | None) -> tuple[Graph, list[Array] | None, int, Any]:
+
+def _source(model: Path, architecture: Path | None, trust: bool = False) -> tuple[Graph, list[Array] | None, int, Any]:
     """From a model's source: graph, example rows and their batch, recognition report; None for what it lacks."""
     require_source(model)
     if model.is_dir():
@@ -95,7 +100,7 @@ def _source(model: Path, architecture: Path | None) -> tuple[Graph, list[Array] 
             if error.name != "torch":
                 raise
             raise ExportError("a .pt2 program needs PyTorch: pip install 'colibri-moe[torch]'") from None
-        imported = from_pt2(model, name=model.stem)
+        imported = from_pt2(model, name=model.stem, trust=trust)
         return imported.graph, imported.rows, imported.batch, imported.report
     raise ExportError(f"{model}: unknown kind {model.suffix!r}: pass a .pt2 program or a .safetensors file")
 
@@ -194,6 +199,7 @@ def export(
         int | None,
         typer.Option(help="Take a moment at a time and keep the past: the axis of time in the inputs, batch included."),
     ] = None,
+    trust: Trust = False,
     explain: Annotated[
         bool,
         typer.Option("--explain", help="Of a program: what each block was taken for or why not, also when refused."),
@@ -223,15 +229,17 @@ def export(
             raise ExportError("pruning unused experts needs real rows to know them by: pass --calibration rows.npy")
         advance("read", None)
         with _explained(explain, as_json):
-            graph, rows, batch, report = _source(model, architecture)
+            graph, rows, batch, report = _source(model, architecture, trust)
         if calibration is not None:
             rows = [np.asarray(x, np.float32) for x in _arrays(calibration, graph.inputs)]
         how = exporter.Quantization(dtype, activations, residual_share, _bytes(budget), max_error)
-        batch = max_batch or (batch if stream is None else 1)
+        batch = (batch if stream is None else 1) if max_batch is None else max_batch
         built = exporter.build(graph, quantization=how, selection=selection, max_batch=batch, calibration=rows,
                                expert_align=expert_align, on_stage=advance, stream_axis=stream)  # fmt: skip
         target = exporter.write(built, output, style)
     summary = {**built.summary(), "path": str(target)}
+    if as_json:
+        summary["warnings"] = built.warnings
     if report is not None:
         summary["recognition"] = report.to_dict() if as_json else report.text(explain)
     if built.quality is not None and as_json:
@@ -239,6 +247,8 @@ def export(
     if built.pruning.experts and as_json:
         summary["pruning"] = built.pruning.to_dict()
     show(summary, as_json)
+    for warning in () if as_json else built.warnings:
+        err.print(f"warning: {plain(warning)}", highlight=False, soft_wrap=True)
     if built.pruning.experts and not as_json:
         print(built.pruning)
     if built.quality is not None and not as_json:
@@ -301,6 +311,7 @@ def inspect(
     stage: Annotated[Stage | None, typer.Option(help="Show a source's program after this stage.")] = None,
     architecture: Architecture = None,
     max_batch: MaxBatch = None,
+    trust: Trust = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -310,13 +321,14 @@ def inspect(
             if model.is_dir() or model.suffix == ".bin":
                 raise ColibriError(f"--stage shows how a source becomes a program; {model} is an export already: pass "
                                    "the .pt2 or .safetensors file it came from")  # fmt: skip
-            graph, rows, batch, _ = _source(model, architecture)
+            graph, rows, batch, _ = _source(model, architecture, trust)
             shown: dict[str, str] = {}
 
             def keep(name: str, value: Any) -> None:
                 shown[name] = str(value)
 
-            exporter.build(graph, max_batch=max_batch or batch, calibration=rows, on_stage=keep)
+            exporter.build(graph, max_batch=batch if max_batch is None else max_batch, calibration=rows,
+                           on_stage=keep)  # fmt: skip
             print(json.dumps({"stage": stage.value, "text": shown[stage.value]}) if as_json else shown[stage.value])
             return
         package = open_package(model)

@@ -33,6 +33,10 @@ MinP = Annotated[float, typer.Option(help="Draw from tokens at least this likely
 Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Above 1: tokens seen before are less likely.")]
 Seed = Annotated[int, typer.Option(help="The same seed draws the same tokens, on every machine.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads; 0: one a processor. The bits are the same.")]
+Special = Annotated[
+    bool,
+    typer.Option("--special/--no-special", help="Special tokens that the text spells are tokens, or stay text."),
+]
 Kernels = Annotated[str | None, typer.Option(help=f"Instruction set: {', '.join(KERNELS)}. The bits are the same.")]
 
 
@@ -152,8 +156,8 @@ def _bytes_of(prompt: str) -> bytes:
     return prompt.encode(errors="surrogateescape")
 
 
-def _prompt_ids(lm: LanguageModel, prompt: bytes, raw: bool) -> list[int]:
-    ids = lm.tokenizer.encode(prompt, special=not raw)
+def _prompt_ids(lm: LanguageModel, prompt: bytes, raw: bool, special: bool) -> list[int]:
+    ids = lm.tokenizer.encode(prompt, special=not raw, parse=special)
     if ids:
         return ids
     if raw or lm.tokenizer.bos is None:
@@ -202,13 +206,14 @@ def generate(
     raw: Annotated[
         bool, typer.Option("--raw", help="The prompt's tokens alone, without what begins a text (BOS).")
     ] = False,
+    special: Special = True,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Continue a text with a language model; the text goes to stdout as it comes, figures to stderr."""
     with errors(as_json, debug):
         lm = _open(model, threads, kernels)
-        ids = _prompt_ids(lm, _bytes_of(prompt), raw)
+        ids = _prompt_ids(lm, _bytes_of(prompt), raw, special)
         counts = lm.count_experts()
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
                     "repetition_penalty": repetition_penalty, "seed": seed}  # fmt: skip
@@ -243,7 +248,7 @@ class _Conversation:
     def ids(self) -> list[int]:
         head = [] if self.system is None else [{"role": "system", "content": self.system}]
         self.prompt = self.lm.tokenizer.chat(head + self.messages)
-        return self.lm.tokenizer.encode(self.prompt, special=False, parse=True)
+        return self.lm.tokenizer.chat_ids(head + self.messages)
 
     def require_system(self) -> None:
         """Raises ModelError where the template takes messages, but no system message before them."""
@@ -391,6 +396,7 @@ def eval_command(
         Path | None, typer.Option(help="Another export, the reference: how far MODEL's predictions are from its.")
     ] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Predict so many tokens only; default: all.")] = None,
+    special: Special = True,
     threads: Threads = 0,
     kernels: Kernels = None,
     as_json: Json = False,
@@ -407,9 +413,12 @@ def eval_command(
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=err, transient=True, disable=as_json or not err.is_terminal) as bar:
             task = bar.add_task("tokens", total=None)
+
+            def progress(done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total)
+
             try:
-                found = evaluate(lm, content, tokens, other,
-                                 lambda done, total: bar.update(task, completed=done, total=total))  # fmt: skip
+                found = evaluate(lm, content, tokens, other, progress, special)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt("interrupted: use --tokens for a part of the text") from None
         if as_json:

@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 
+_MOST = 8000  # characters of a message: it may quote a file
+
+
 class ColibriError(Exception):
     """Base of every error this package raises on purpose; its text is meant for the user as it stands."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
 
 
 class ExportError(ColibriError):

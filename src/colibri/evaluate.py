@@ -61,16 +61,18 @@ def evaluate(
     tokens: int | None = None,
     against: LanguageModel | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    special: bool = True,
 ) -> Evaluation:
     """Predict a text's tokens, or its first `tokens`; `against` is the reference. The texts that the models hold end.
 
+    special: special tokens that the text spells are tokens, such as the marks between documents; else they stay text.
     Raises ModelError where there is nothing to predict, or the models do not have the same tokens.
     """
     for model in filter(None, (lm, against)):
         if model.longest_source:
             raise ModelError(f"{model.package.path} answers a source text, and does not go on with one: read the "
                              "source and take the logits of its answer (colibri.load, read, logits)")  # fmt: skip
-    ids, start = lm.tokenizer.encode(text, special=False), _beginning(lm.tokenizer)
+    ids, start = lm.tokenizer.encode(text, special=False, parse=special), _beginning(lm.tokenizer)
     first = 0 if start else 1
     end = len(ids) if tokens is None else min(len(ids), first + tokens)
     if end <= first:
@@ -78,7 +80,8 @@ def evaluate(
     context = lm.context
     if against is not None:
         context = min(context, against.context)
-        if against.vocabulary != lm.vocabulary or against.tokenizer.encode(text, special=False) != ids:
+        theirs = against.tokenizer.encode(text, special=False, parse=special)
+        if against.vocabulary != lm.vocabulary or theirs != ids:
             raise ModelError(
                 f"{against.package.path} has other tokens than {lm.package.path}: compare exports of one model"
             )

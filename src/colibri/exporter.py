@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from colibri import arithmetic, spec, weights
+from colibri import arithmetic, options, spec, weights
 from colibri.certify import Certificate, certify, random_text
+from colibri.compare import finite_rows
 from colibri.emit import c_source, model_bin
 from colibri.emit.c_source import PLAIN as PLAIN
 from colibri.emit.c_source import Style as Style
@@ -31,8 +32,9 @@ from colibri.passes.read import read_weights
 from colibri.passes.stream import moments, stream, verify
 from colibri.plan import planned
 from colibri.program import Program
-from colibri.quantize.choose import Choice, quantize
+from colibri.quantize.choose import DTYPES, Choice, quantize
 from colibri.quantize.report import Quality, Scorer, measure
+from colibri.quantize.watch import large_error
 from colibri.reference.interpreter import run
 from colibri.weights import StoredWeight
 
@@ -52,6 +54,18 @@ class Quantization:
     max_error: float | None = None  # ‖Δ‖ / ‖y‖ of the worst output
     scorer: Scorer | None = None  # task metric of a run's outputs, for the report
 
+    def __post_init__(self) -> None:
+        options.choice("dtype", self.dtype, DTYPES)
+        options.choice("activations", self.activations, ("int8", "float"))
+        if self.residual_share is not None:
+            options.number("residual_share", self.residual_share, 0, 1)
+        if self.budget is not None:
+            options.whole("budget", self.budget, 1, 1 << 62)
+        if self.max_error is not None:
+            options.number("max_error", self.max_error, 0)
+        if self.scorer is not None and not callable(self.scorer):
+            raise ExportError(f"scorer is {self.scorer!r}; it must be a function of the outputs")
+
 
 FP32 = Quantization()
 
@@ -59,7 +73,7 @@ FP32 = Quantization()
 @dataclass(frozen=True)
 class Export:
     """What an export produced: the final graph, its program, the certificate, the bytes of model.bin, what quantising
-    chose and cost (empty and None for fp32), and the experts taken out."""
+    chose and cost (empty and None for fp32), the experts taken out, and what the user should know."""
 
     graph: Graph
     program: Program
@@ -68,6 +82,7 @@ class Export:
     choices: list[Choice]
     quality: Quality | None
     pruning: Pruning
+    warnings: list[str]
 
     def files(self, style: Style = PLAIN) -> dict[str, bytes]:
         """The files of the export directory, by name."""
@@ -104,16 +119,22 @@ def build(
     `stream_axis`: of the inputs, batch included, the axis of time; the model then takes a moment at a time.
     Raises ExportError for anything that cannot be exported faithfully.
     """
-    if not 1 <= max_batch <= spec.MAX_BATCH:
-        raise ExportError(f"max_batch {max_batch} is not between 1 and {spec.MAX_BATCH}")
+    options.whole("max_batch", max_batch, 1, spec.MAX_BATCH)
+    options.whole("expert_align", expert_align, spec.ALIGN_MODEL, 1 << 30)
     stage = on_stage or (lambda name, value: None)
     stage("graph", graph)
     graph = read_weights(graph)
     _require_sound_constants(graph)
     graph = optimize(graph, stage)
-    rows = list(calibration) if calibration is not None else _random_rows(graph)
+    warnings: list[str] = []
+    rows = _random_rows(graph) if calibration is None else _usable_rows(graph, calibration, warnings)
     latency: dict[str, int] = {}
     if stream_axis is not None:
+        rank = min(len(graph.shapes[name]) for name in graph.inputs)
+        if rank == 0 or stream_axis not in range(1, rank + 1):
+            raise ExportError(
+                f"stream is {stream_axis!r}; it must be the axis of time, from 1 to the last of every input's"
+            )
         moving, flows = stream(graph, stream_axis - 1)
         verify(graph, moving, flows, stream_axis - 1, rows)
         latency = {
@@ -127,6 +148,8 @@ def build(
     stage("prune", graph)
     left = graph
     graph, choices, quality = _quantize(graph, quantization, rows, calibration is not None)
+    if quality is not None:
+        warnings += large_error(left, graph, quality, quantization.dtype, quantization.activations, rows)
     stage("quantize", graph)
     graph, program = planned(graph, max_batch, stage)
     certificate = certify(graph, rows)
@@ -138,7 +161,8 @@ def build(
     if pruning.experts:
         info["pruned"] = {str(layer): experts for layer, experts in pruning.by_layer().items()}
     image = model_bin.write(program, certificate.golden, certificate.frequencies, info, expert_align)
-    export = Export(graph, program, certificate, image, choices, quality, _sized(pruning, whole, left, program))
+    pruning = _sized(pruning, whole, left, program)
+    export = Export(graph, program, certificate, image, choices, quality, pruning, warnings)
     _prove_equal(export, rows)
     stage("export", export)
     return export
@@ -191,13 +215,13 @@ def write(export: Export, path: str | Path, style: Style = PLAIN) -> Path:
 
 
 def _require_sound_constants(graph: Graph) -> None:
-    lowest, any_bound = _may_be_infinite(graph)
+    lowest, any_bound, masks = _may_be_infinite(graph)
     for name, value in graph.constants.items():
         if isinstance(value, StoredWeight):
             weights.check(value)
         elif isinstance(value, np.ndarray):
             allowed = np.isinf(value) if name in any_bound else np.isneginf(value) & (name in lowest)
-            if (np.isfinite(value) | allowed).all():
+            if name in masks or (np.isfinite(value) | allowed).all():
                 continue
             raise ExportError(f"constant {name!r} holds NaN or infinity: train or load the model again")
     for node in graph.moe_nodes():
@@ -205,8 +229,9 @@ def _require_sound_constants(graph: Graph) -> None:
             _require_sound_constants(expert)
 
 
-def _may_be_infinite(graph: Graph) -> tuple[set[str], set[str]]:
-    """Constants that may hold -inf, as masks of what they are added to; and those that are bounds or fill a border."""
+def _may_be_infinite(graph: Graph) -> tuple[set[str], set[str], set[str]]:
+    """Constants that may hold -inf, as masks of what they are added to; those that are bounds or fill a border; and
+    those that replace what they cover, and are NaN elsewhere."""
     readers = graph.consumers()
 
     def only(name: str, *funcs: str) -> bool:
@@ -214,7 +239,9 @@ def _may_be_infinite(graph: Graph) -> tuple[set[str], set[str]]:
 
     masks = {name for name in graph.constants if only(name, "add")}
     bounds = {name for name in graph.constants if only(name, "minimum", "maximum", "concat")}
-    return masks | logit_masks(graph), bounds
+    covers = {name for name in graph.constants if only(name, "fill") and readers[name]}
+    covers -= {node.inputs[0] for node in graph.nodes if node.attrs.get("func") == "fill"}
+    return masks | logit_masks(graph), bounds, covers
 
 
 def _random_rows(graph: Graph) -> list[Array]:
@@ -222,6 +249,23 @@ def _random_rows(graph: Graph) -> list[Array]:
         return random_text(graph, _COMPARED_ROWS)
     rng = np.random.default_rng(0)
     return [rng.standard_normal((_COMPARED_ROWS, *graph.shapes[i]), np.float32) for i in graph.inputs]
+
+
+def _usable_rows(graph: Graph, calibration: Sequence[Array], warnings: list[str]) -> list[Array]:
+    """The calibration rows that hold numbers throughout; raises ExportError where they do not fit the graph."""
+    shapes = [graph.shapes[name] for name in graph.inputs]
+    given = [tuple(x.shape) for x in calibration]
+    if [shape[1:] for shape in given] != shapes or len({shape[:1] for shape in given}) != 1 or not given[0][0]:
+        wanted = ", ".join(str(("rows", *shape)).replace("'", "") for shape in shapes)
+        raise ExportError(
+            f"calibration has the shapes {given}; the inputs take {wanted}, of one number of rows, at least 1"
+        )
+    finite = finite_rows(*calibration)
+    left_out = len(finite) - int(finite.sum())
+    if left_out == 0:
+        return list(calibration)
+    warnings.append(f"{left_out} of {len(finite)} calibration rows hold NaN or infinity and were left out")
+    return [x[finite] for x in calibration] if finite.any() else _random_rows(graph)
 
 
 def _prove_equal(export: Export, rows: Sequence[Array]) -> None:

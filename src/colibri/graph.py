@@ -42,7 +42,7 @@ UNARY = (
     "expm1", "log1p", "tanh", "erf", "sigmoid", "silu", "gelu", "gelu_tanh", "softplus", "elu", "hardswish",
     "hardsigmoid",
 )  # fmt: skip
-BINARY = ("add", "sub", "mul", "div", "maximum", "minimum")
+BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "fill")  # fill: the second, or the first where that is NaN
 REDUCE = ("sum", "mean", "max")
 SCORES = ("softmax", "sigmoid", "logit", "sqrt_softplus", "sparse_mixer")
 NORMALIZE = ("none", "sum", "softmax", "one", "clamped")

@@ -189,6 +189,8 @@ def _key(*options: Any) -> str:
 
     def text(value: Any) -> Any:
         if isinstance(value, Path):
+            if not value.exists():  # a link to nowhere
+                return str(value)
             found = value.stat()
             return [str(value.resolve()), found.st_size, found.st_mtime_ns]
         if isinstance(value, np.ndarray):

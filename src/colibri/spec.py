@@ -98,6 +98,12 @@ ERRORS: tuple[tuple[str, str], ...] = (
         "the self-test would end the text or stream that this context holds: test a second context, or set position "
         "and source to 0",
     ),
+    # the tokenizer's proofs
+    ("VOCABULARY", "a token, merge or template of the tokenizer.bin is not valid: write it again"),
+    ("ADDED_TOKEN", "the added tokens of the tokenizer.bin are not tries of whole characters: write it again"),
+    ("PATTERN", "a split pattern or a character class of the tokenizer.bin is not valid: write it again"),
+    ("NORMAL_FORM", "the normal form (NFC) of the tokenizer.bin is not valid: write it again"),
+    ("TOO_SLOW", "the patterns or added tokens of the tokenizer.bin take too much work for this text: write it again"),
 )
 
 

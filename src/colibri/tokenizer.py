@@ -13,19 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from colibri import chat_template, tokenizer_bin
+from colibri.declared_tokens import declared
 from colibri.errors import ExportError, ModelError
 from colibri.folder import TEXT_BYTES, TOKENIZER_BYTES, Folder
 from colibri.names import brief
+from colibri.spelled_tokens import Spelled
 from colibri.tokenizer_bin import write_c
 
 __all__ = ["FILES", "Stream", "Tokenizer", "copy_files", "read_files", "write_all", "write_c"]
 
 # What a tokenizer is made of; all but the first may be missing.
 FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
-    "generation_config.json", "config.json",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "chat_template.json", "generation_config.json", "config.json",
 )  # fmt: skip
 _TEMPLATES = "additional_chat_templates"
+_MOST_IDS = 1 << 31
 
 
 class Tokenizer:
@@ -63,6 +66,11 @@ class Tokenizer:
         self._library.no_truncation()
         self._library.no_padding()
         self._config = self._read("tokenizer_config.json")
+        own = self._library.get_added_tokens_decoder()
+        found = declared(self._config, self._read("special_tokens_map.json"), self._read("added_tokens.json"), own)
+        self._special_names = found.named
+        if found.added:
+            self._library.add_tokens(found.added)
         self.size: int = max(self._library.get_vocab().values(), default=-1) + 1
         generation, model = self._read("generation_config.json"), self._read("config.json")
         if isinstance(model.get("text_config"), dict):
@@ -72,7 +80,6 @@ class Tokenizer:
         self.bos = None if "bos_token" in self._config and not self._named("bos") else next(iter(bos), None)
         eos = self._listed("eos", generation) or [*self._listed("eos", model), *self._named("eos")]
         self.eos = tuple(dict.fromkeys(eos))
-        self._set_template()
 
     def _read(self, name: str) -> dict[str, Any]:
         return self._folder.json(name) if self._folder.has(name) else {}
@@ -87,29 +94,9 @@ class Tokenizer:
 
     def _named(self, name: str) -> list[int]:
         """The id that the tokenizer's configuration gives for `bos` or `eos`."""
-        token = self._name(self._config.get(f"{name}_token"))
+        token = self._special_names.get(f"{name}_token")
         found = None if token is None else self._library.token_to_id(token)
         return [] if found is None else [found]
-
-    def _set_template(self) -> None:
-        """What `add_bos_token` and `add_eos_token` say overrides tokenizer.json, as in transformers 5."""
-        from tokenizers import processors
-
-        flags = [self._config.get(f"add_{name}_token") for name in ("bos", "eos")]
-        if flags == [None, None]:
-            return
-        single, tokens = ["$A"], []
-        for name, flag in zip(("bos", "eos"), flags, strict=True):
-            token = self._name(self._config.get(f"{name}_token"))
-            if flag and token is not None and self._named(name):
-                single.insert(0 if name == "bos" else len(single), token)
-                tokens.append((token, self._named(name)[0]))
-        self._library.post_processor = processors.TemplateProcessing(single=single, pair="$A $B", special_tokens=tokens)
-
-    @staticmethod
-    def _name(token: Any) -> str | None:
-        token = token.get("content") if isinstance(token, dict) else token
-        return token if isinstance(token, str) else None
 
     def __len__(self) -> int:
         return self.size
@@ -120,7 +107,7 @@ class Tokenizer:
         """The ids of a text.
 
         special: add what the model expects around a text, such as BOS (as its post-processor says)
-        parse:   take special tokens where the text spells them; for text made by `chat`, not for text of users
+        parse:   take special tokens where the text spells them; not for text of people you do not trust
         Bytes are read as UTF-8, with U+FFFD for what is not valid.
         """
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
@@ -133,8 +120,15 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of ids; bytes that are not UTF-8 give U+FFFD. Raises ModelError where an id is not a token's."""
-        return str(self._library.decode(self._checked(ids), skip_special_tokens=skip_special))
+        """The text of ids; bytes that are not UTF-8 give U+FFFD, ids without a token nothing.
+
+        A model may have logits of more ids than there are tokens. Raises ModelError where a number is no id at all.
+        """
+        numbers = [int(i) for i in ids]
+        for i in numbers:
+            if not 0 <= i < _MOST_IDS:
+                raise ModelError(f"{i} is no id of a token: ids are whole numbers from 0 on")
+        return str(self._library.decode(numbers, skip_special_tokens=skip_special))
 
     def stream(self, skip_special: bool = True) -> Stream:
         """A decoder for ids that come one by one."""
@@ -142,7 +136,10 @@ class Tokenizer:
 
     def token(self, i: int) -> str:
         """The name of an id in the vocabulary."""
-        return str(self._library.id_to_token(self._checked([i])[0]))
+        found = self._library.id_to_token(i) if 0 <= i < self.size else None
+        if found is None:
+            raise ModelError(f"id {i} is not in the vocabulary of {self.size} tokens: pass an id of this tokenizer")
+        return str(found)
 
     def id(self, token: str) -> int | None:
         """The id of a name in the vocabulary, such as `<|im_end|>`; None where there is none."""
@@ -154,13 +151,6 @@ class Tokenizer:
         """The special tokens, which are no text, by id."""
         return {i: str(t.content) for i, t in self._library.get_added_tokens_decoder().items() if t.special}
 
-    def _checked(self, ids: Iterable[int]) -> list[int]:
-        numbers = [int(i) for i in ids]
-        for i in numbers:
-            if not 0 <= i < self.size or self._library.id_to_token(i) is None:
-                raise ModelError(f"id {i} is not in the vocabulary of {self.size} tokens: pass ids of this tokenizer")
-        return numbers
-
     # --- chat
 
     def chat(
@@ -171,7 +161,7 @@ class Tokenizer:
         template: str | None = None,
         **variables: Any,
     ) -> str:
-        """The text of a conversation, by the model's chat template; encode it with `special=False, parse=True`.
+        """The text of a conversation, by the model's chat template; for its ids see `chat_ids`.
 
         messages:  mappings with `role` and `content`
         template:  the name of one of several templates; by default `tool_use` where there are tools and such a
@@ -179,14 +169,35 @@ class Tokenizer:
         variables: what else the template may use (`tools`, `enable_thinking`, …)
         Raises ModelError where there is no template, it is malformed, or it does not accept these messages.
         """
-        names = {f"{n}_token": self._name(self._config.get(f"{n}_token")) for n in ("bos", "eos", "unk", "pad")}
-        values = {name: token for name, token in names.items() if token is not None}
-        values |= {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt} | variables
+        given = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt} | variables
+        values = self._special_names | given
         wanted = self._template(template, values["tools"] is not None)
         try:
             return chat_template.render(wanted, messages, values)
         except ModelError as error:
             raise ModelError(f"{self.directory}: {error}") from None
+
+    def chat_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        template: str | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """The ids of a conversation. Special tokens are those that the template writes: what messages spell is text.
+
+        Arguments and errors are those of `chat`.
+        """
+        given = [list(messages), variables]
+        with self._lock:
+            wanted = self._template(template, variables.get("tools") is not None)
+            spelled = Spelled(self._library, wanted, given)
+        said, others = spelled.marked(given)
+        text = self.chat(said, add_generation_prompt, template=template, **others)
+        if [said, others] == given:
+            return self.encode(text, special=False, parse=True)
+        return spelled.encode(text)
 
     @property
     def templates(self) -> dict[str, str]:

@@ -42,6 +42,8 @@ LSTRIP, RSTRIP, SINGLE_WORD, CONTROL = 1, 2, 4, 8  # of an added token
 KEEP_ALL, DROP_MATCHES, DROP_GAPS = 0, 1, 2  # of a stage
 MOST_STAGES, MOST_ADDED_BYTES, MOST_PROBES = 8, 255, 255
 
+NEVER_BYTES = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))  # in no valid UTF-8
+
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 METASPACE = "\u2581"
 HASH = 0x85EBCA6B
@@ -423,10 +425,10 @@ class _Writer:
             names = {b: f"<0x{b:02X}>" for b in range(256)}
             if "metaspace" in self.plan.flags and METASPACE not in self.vocab:
                 raise refuse("the vocabulary lacks U+2581, which stands for spaces")
-        missing = [b for b, name in names.items() if name not in self.vocab]
+        missing = [b for b in sorted(names) if b not in NEVER_BYTES and names[b] not in self.vocab]
         if missing:
             raise refuse(f"the vocabulary lacks {len(missing)} of the 256 bytes (the first: 0x{missing[0]:02X})")
-        return [self.vocab[names[b]] for b in range(256)]
+        return [self.vocab.get(names[b], NONE) for b in range(256)]
 
     def added_tokens(self) -> dict[str, int]:
         """Two tries, for what is looked for before and after normalisation."""

@@ -48,9 +48,7 @@ def delicate() -> Graph:
 # --- the control word -------------------------------------------------------------------------------------------------
 
 
-def test_a_forward_has_its_own_control_word_and_gives_the_callers_back(
-    engine_build: Build, tmp_path: Path
-) -> None:
+def test_a_forward_has_its_own_control_word_and_gives_the_callers_back(engine_build: Build, tmp_path: Path) -> None:
     """A3, A4, C11: whatever the caller, its threads and its hooks do to it; a hook cannot call its context."""
     export = exporter.build(delicate(), max_batch=9, expert_align=64)
     (tmp_path / "model.bin").write_bytes(export.image)
@@ -106,7 +104,7 @@ def outcome(cc: str, options: str, made: tuple[exporter.Export, np.ndarray], fol
                str(folder / "program")]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        assert "#error" in done.stderr or "error: \"" in done.stderr or "error: Colibri" in done.stderr, done.stderr
+        assert "#error" in done.stderr or 'error: "' in done.stderr or "error: Colibri" in done.stderr, done.stderr
         return REFUSED
     run = subprocess.run([folder / "program"], input=rows.astype("<f4").tobytes(), capture_output=True, check=False)
     head, _, outputs = run.stdout.partition(b"\n")
@@ -193,7 +191,9 @@ MXCSR = {"flush": 0x8000, "denormals are zero": 0x40, "both": 0x8040, "down": 0x
 def control(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """A library that does to a process what one linked with -ffast-math does, and worse."""
     folder = tmp_path_factory.mktemp("control")
-    source = "unsigned get(void) { return __builtin_ia32_stmxcsr(); } void set(unsigned w) { __builtin_ia32_ldmxcsr(w); }"
+    source = (
+        "unsigned get(void) { return __builtin_ia32_stmxcsr(); } void set(unsigned w) { __builtin_ia32_ldmxcsr(w); }"
+    )
     (folder / "control.c").write_text(source, encoding="utf-8")
     subprocess.run([compiler("gcc"), "-shared", "-fPIC", "control.c", "-o", "control.so"], cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "control.so"))
@@ -255,7 +255,9 @@ def test_any_bytes_of_weights_give_one_answer_on_all_kernels(fmt: str) -> None:
     for _ in range(12):
         changed = bytearray(image)
         changed[first : first + size] = rng.bytes(size)
-        answers = {name: engine.load(bytes(changed), verify=False, kernels=name)(rows).tobytes() for name in engine.KERNELS}
+        answers = {
+            name: engine.load(bytes(changed), verify=False, kernels=name)(rows).tobytes() for name in engine.KERNELS
+        }
         assert len(set(answers.values())) == 1, answers.keys()
 
 

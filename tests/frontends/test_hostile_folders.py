@@ -125,6 +125,28 @@ def test_a_link_within_the_folder_is_a_file_of_it(tmp_path: Path) -> None:
     assert Folder(tmp_path).json("b.json") == {"a": 1}
 
 
+def test_links_to_nowhere_beside_the_model_do_not_matter(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    source = tmp_path / "source"
+    source.mkdir()
+    make("mixtral", source, {})
+    (source / "nowhere.safetensors").symlink_to("missing")
+    (source / "itself.safetensors").symlink_to("itself.safetensors")
+    done = CliRunner().invoke(app, ["export", "-m", str(source), "-o", str(tmp_path / "out"), "--workers", "1"])
+    assert done.exit_code == 0, done.output
+
+
+def test_what_the_user_names_may_be_a_link(tmp_path: Path) -> None:
+    """Only what a folder holds is distrusted, not what a command is given."""
+    from colibri.frontends.architecture import read_tensors
+
+    save_file({"w": torch.full((2, 2), 3.0)}, tmp_path / "away.safetensors")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/w.safetensors").symlink_to(tmp_path / "away.safetensors")
+    assert read_tensors(tmp_path / "in/w.safetensors")["w"].tolist() == [[3, 3], [3, 3]]
+
+
 def test_blobs_are_only_those_beside_the_snapshot(tmp_path: Path) -> None:
     snapshot, _ = hub_cache(tmp_path)
     (tmp_path / "blobs").mkdir()
@@ -387,6 +409,10 @@ def test_a_checkpoint_of_nothing_is_refused(tmp_path: Path) -> None:
     raw(tmp_path / "model.safetensors", {})
     assert not Checkpoint(tmp_path).tensors
     refuses(tmp_path, "missing")
+
+
+def test_a_message_that_quotes_a_file_has_an_end() -> None:
+    assert len(str(ModelError("x" * 100_000))) == 8000 and str(ModelError("x")) == "x"
 
 
 def test_an_error_that_nobody_foresaw_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

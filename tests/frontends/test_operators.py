@@ -60,7 +60,40 @@ def check(module: nn.Module, *shapes: tuple[int, ...], ids: int = 0) -> Any:
     for want, ours, have in zip(expected, reference, got if isinstance(got, tuple) else (got,), strict=True):
         np.testing.assert_allclose(ours, want.numpy(), rtol=0, atol=1e-5 * max(1e-30, float(want.abs().max())))
         assert have.tobytes() == ours.tobytes()
+    if not ids:
+        beside_what_is_not_finite(module, export, *shapes)
     return export.graph
+
+
+SPIKES = (float("nan"), float("inf"), -float("inf"))
+
+
+def beside_what_is_not_finite(module: nn.Module, export: Any, *shapes: tuple[int, ...]) -> None:
+    """E8: what PyTorch keeps finite beside a NaN or an infinity stays as it is.
+
+    Of attention PyTorch's plain kernel is the measure, and NaN alone: the others give 0 for a query that is NaN, and
+    all of them for one whose scores are -inf throughout.
+    """
+    attends = any(isinstance(m, nn.MultiheadAttention) for m in module.modules())
+    names = getattr(getattr(module, "function", None), "__code__", None)
+    attends |= getattr(module, "function", None) is F.scaled_dot_product_attention
+    attends |= names is not None and "scaled_dot_product_attention" in names.co_names
+    generator = torch.Generator().manual_seed(5)
+    rows = [torch.randn(12, *shape, generator=generator) for shape in shapes]
+    for n in range(12):
+        flat = rows[n % len(rows)][n].view(-1)
+        flat[torch.randint(flat.numel(), (1,), generator=generator)] = SPIKES[0 if attends else n % 3]
+    with torch.no_grad(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        expected = module(*(x.clone() for x in rows))
+    with np.errstate(all="ignore"):
+        reference = run(export.graph, [x.numpy() for x in rows])
+    got = engine.load(export.image)(*(x.numpy() for x in rows))
+    wanted = expected if isinstance(expected, tuple) else (expected,)
+    for want, ours, have in zip(wanted, reference, got if isinstance(got, tuple) else (got,), strict=True):
+        finite = torch.isfinite(want).numpy()
+        size = float(np.abs(want.numpy()[finite]).max(initial=0))
+        np.testing.assert_allclose(ours[finite], want.numpy()[finite], rtol=0, atol=1e-5 * max(1e-30, size))
+        assert have.tobytes() == ours.tobytes()
 
 
 Case = tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]

@@ -1,7 +1,8 @@
 /* Damaged tokenizer files under sanitizers, for test_hostile.py:  fuzz TEXT BASE... < cases > one line a case
- * A case: base (u32), size (u32), 1 where checksums are made to fit (u32), patches (u32), and of each patch its place (u32)
- * and its byte (u32). The line has the code of open, and where that is 0 of encoding the text with and without enough
- * scratch memory, and of decoding what came out. */
+ * A case: base (u32), size (u32), 1 where checksums are made to fit (u32), bytes of scratch memory of one of the encodings
+ * (u32), bytes of a text of its own (u32; none: TEXT), patches (u32), and of each patch its place (u32) and its byte (u32);
+ * then the text. The line has the code of open, and where that is 0 of encoding the text with and without enough scratch
+ * memory, and of decoding what came out. Each block of memory has exactly its size. */
 #include "colibri_tokenizer.h"
 
 #include <sanitizer/asan_interface.h>
@@ -54,13 +55,13 @@ static void repair(unsigned char *file, size_t size)
     }
 }
 
-static void run(const unsigned char *file, size_t size, bytes text)
+static void run(const unsigned char *file, size_t size, bytes text, size_t little)
 {
     colibri_tokenizer_t t;
     const int error = colibri_tokenizer_open(&t, file, size);
     printf("%d", error);
     if (error == COLIBRI_OK) {
-        const size_t enough = colibri_tokenizer_scratch(&t, text.size), sizes[3] = {enough, 1000, 40};
+        const size_t enough = colibri_tokenizer_scratch(&t, text.size), sizes[3] = {enough, little, 40};
         for (int n = 0; n < 3; ++n) {
             size_t count = 0, decoded = 0;
             unsigned char *copy = malloc(text.size);
@@ -86,8 +87,8 @@ int main(int argc, char **argv)
     for (int n = 2; n < argc && n < 18; ++n) {
         bases[n - 2] = read_file(argv[n]);
     }
-    uint32_t base, size, fix, patches;
-    while (number(&base) && number(&size) && number(&fix) && number(&patches)) {
+    uint32_t base, size, fix, little, own, patches;
+    while (number(&base) && number(&size) && number(&fix) && number(&little) && number(&own) && number(&patches)) {
         const size_t room = (size + 63u) / 64 * 64 + 64;
         unsigned char *file = aligned_alloc(64, room);
         memset(file, 0, room);
@@ -99,14 +100,19 @@ int main(int argc, char **argv)
             }
             file[at] = (unsigned char)byte;
         }
+        const bytes given = {malloc(own + 1), own};
+        if (fread(given.data, 1, own, stdin) != own) {
+            return 2;
+        }
         if (fix) {
             repair(file, size);
         }
         ASAN_POISON_MEMORY_REGION(file + size, room - size);
         alarm(20);
-        run(file, size, text);
+        run(file, size, own > 0 ? given : text, little);
         fflush(stdout);
         ASAN_UNPOISON_MEMORY_REGION(file, room);
+        free(given.data);
         free(file);
     }
     for (int n = 0; n < 16; ++n) {

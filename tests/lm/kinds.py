@@ -166,6 +166,16 @@ def _nfc(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
+def _neox() -> Tokenizer:
+    """Without the 13 bytes that UTF-8 never has, as OLMoE's vocabulary is."""
+    spec = json.loads(_byte_level(700, use_regex=True).to_str())
+    never = {chr(byte) for byte in (0xC0, 0xC1, *range(0xF5, 0x100))}  # these stand for themselves
+    kept = [token for token in spec["model"]["vocab"] if token not in never]
+    assert len(kept) == len(spec["model"]["vocab"]) - 13
+    spec["model"]["vocab"] = {token: i for i, token in enumerate(kept)}
+    return Tokenizer.from_str(json.dumps(spec))
+
+
 def _removed() -> Tokenizer:
     tokenizer = _byte_level(600, [pre.Split(Regex(r"\p{L}+|\p{N}"), "removed", invert=True), pre.Split(",", "removed")])
     return tokenizer
@@ -195,6 +205,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "deepseek_v3": lambda: _with_added(_byte_level(2500, [*map(_split, DEEPSEEK_V3)])),
     "granite": lambda: _byte_level(1000, [pre.Digits(individual_digits=True)], use_regex=True),
     "olmoe": lambda: _with_added(_nfc(_byte_level(3000, use_regex=True))),
+    "neox": _neox,
     "removed": _removed,
     "merged": _merged,
     "llama2": lambda: _with_added(_llama2(4000)),

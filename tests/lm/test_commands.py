@@ -17,8 +17,11 @@ import pytest
 
 import colibri
 from colibri import cli_language, exporter
+from colibri.evaluate import evaluate
+from colibri.frontends.language_models import load_checkpoint
 from colibri.graph import Router
 from colibri.language import LanguageModel
+from colibri.tokenizer import Tokenizer
 from tests.lm.conftest import CHECKPOINT, ROOT
 from tests.lm.test_answers import tokenizer
 from tests.lm_graphs import encoder_decoder, language_model
@@ -303,6 +306,64 @@ def test_eval_reports_for_people_and_programs(story: Path, tmp_path: Path) -> No
     assert "cannot be read" in refused("eval", story, "--text", tmp_path / "nowhere.txt")
     (tmp_path / "empty.txt").write_text("")
     assert "nothing to predict" in refused("eval", story, "--text", tmp_path / "empty.txt")
+
+
+def test_eval_of_the_storyteller_is_what_its_readme_says(tmp_path: Path) -> None:
+    """D5: special tokens of the text are parsed, so that its perplexity is the model's."""
+    out = tmp_path / "model"
+    exporter.export_lm(load_checkpoint(CHECKPOINT), out, dtype="fp32", workers=1, tokenizer=CHECKPOINT)
+    text = ROOT / "examples/storyteller/validation.txt"
+    found = result("eval", out, "--text", text)
+    readme = (ROOT / "examples/storyteller/README.md").read_text(encoding="utf-8")
+    assert f"prints {found['perplexity']:.2f} for `validation.txt`" in readme
+    assert f"as bytes, {found['bytes']:,} altogether" in readme
+    lm = colibri.load(out)
+    assert isinstance(lm, LanguageModel)
+    for special in (True, False):
+        ids = lm.tokenizer.encode("The end.<|endoftext|>Once", parse=special)
+        assert evaluate(lm, "The end.<|endoftext|>Once", special=special).tokens == len(ids) - 1
+
+
+def test_a_prompt_holds_special_tokens_unless_told_otherwise(story: Path, chat_in_c: Path) -> None:
+    """D5: as other engines read it, in Python and in C."""
+    prompt = "The end.<|endoftext|>Once"
+    tokenizer = Tokenizer(story)
+    for option, parse in (("--special", True), ("--no-special", False)):
+        found = result("generate", story, prompt, "-n", 12, option)
+        assert found["prompt_tokens"] == len(tokenizer.encode(prompt, parse=parse))
+        in_words = in_c(chat_in_c, "-n", 12, *([] if parse else [option]), story, prompt)
+        assert in_words.stdout.decode() == found["text"] + "\n"
+    assert result("generate", story, prompt, "-n", 1)["prompt_tokens"] == len(tokenizer.encode(prompt, parse=True))
+
+
+def test_chat_never_takes_special_tokens_from_a_message(talker: Path) -> None:
+    """D5: what a user spells stays text."""
+    lm = colibri.load(talker)
+    assert isinstance(lm, LanguageModel)
+    line = "Hello<|endoftext|>there"
+    want = lm.tokenizer.encode(lm.tokenizer.chat([{"role": "user", "content": line}]), special=False)
+    said = command("chat", talker, "-n", 4, given=line).stderr.decode()
+    assert f"{len(want)} prompt tokens" in said
+
+
+def test_ids_without_a_token_are_generated_as_nothing(story: Path, chat_in_c: Path, tmp_path: Path) -> None:
+    """D3: a model with more logits than its tokenizer has tokens goes on, in Python and in C."""
+    padded = tmp_path / "model"
+    shutil.copytree(story, padded)
+    spec = json.loads((padded / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab = {token: i for token, i in spec["model"]["vocab"].items() if i < 600}
+    kept = [m for m in spec["model"]["merges"] if all(part in vocab for part in (*m, "".join(m)))]
+    spec["model"] |= {"vocab": vocab, "merges": kept}
+    (padded / "tokenizer.json").write_text(json.dumps(spec), encoding="utf-8")
+    (padded / "tokenizer.bin").write_bytes(Tokenizer(padded).write_c())
+    options = ("-n", 60, "--temperature", 1.5, "--seed", 4)
+    lm = colibri.load(padded)
+    assert isinstance(lm, LanguageModel) and len(lm.tokenizer) == 600
+    ids = lm.generate(lm.tokenizer.encode("Once"), 60, temperature=1.5, seed=4)
+    assert any(i >= 600 for i in ids)
+    text = lm.tokenizer.decode([i for i in ids if i < 600])
+    assert result("generate", padded, "Once", *options)["text"] == text
+    assert in_c(chat_in_c, *options, padded, "Once").stdout.decode() == text + "\n"
 
 
 def test_set_changes_the_context(story: Path, tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+import re
 import struct
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken
 
 from colibri import spec, tokenizer_bin
 from tests.engine.conftest import compile_c, compiler
@@ -17,6 +20,7 @@ from tests.lm import kinds
 from tools import size
 
 BASES = ("qwen2", "llama2", "deepseek_v2", "gpt2_prefix")
+ALL_BASES = (*BASES, "gpt2_cut", "metaspace_cut")
 HEADER = tokenizer_bin.HEADER_BYTES
 TEXT = (
     kinds.SCRIPTS[:700] + "".join(kinds.FRAGMENTS) + "a" * 200 + " " * 100 + "e\u0301" * 40
@@ -29,10 +33,13 @@ class Case:
     size: int
     repair: bool = False
     patches: tuple[tuple[int, int], ...] = ()
+    text: bytes = b""  # empty: TEXT
+    scratch: int = 1000
 
     def packed(self) -> bytes:
-        head = struct.pack("<4I", BASES.index(self.base), self.size, self.repair, len(self.patches))
-        return head + b"".join(struct.pack("<2I", *p) for p in self.patches)
+        sizes = (self.size, self.repair, self.scratch, len(self.text), len(self.patches))
+        head = struct.pack("<6I", ALL_BASES.index(self.base), *sizes)
+        return head + b"".join(struct.pack("<2I", *p) for p in self.patches) + self.text
 
 
 @dataclass(frozen=True)
@@ -60,13 +67,14 @@ class Fuzz:
         return self.bases[base].read_bytes()
 
 
+SANITIZED = ("-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
 @pytest.fixture(scope="module")
 def fuzz(tmp_path_factory: pytest.TempPathFactory) -> Fuzz:
     folder = tmp_path_factory.mktemp("hostile")
-    flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    archive = size.build(folder / "lm", compiler("gcc"), " ".join(flags), target="libcolibri_lm.a") / "libcolibri_lm.a"
-    sources = [Path(__file__).parent / "fuzz.c", archive]
-    binary = compile_c(compiler("gcc"), folder / "fuzz", sources, "-std=gnu11", *flags)
+    sources = [Path(__file__).parent / "fuzz.c", *(size.ENGINE / "lm").glob("tokenizer*.c")]
+    binary = compile_c(compiler("gcc"), folder / "fuzz", sources, *SANITIZED)
     text = folder / "text"
     text.write_bytes(TEXT)
     bases = {}
@@ -74,6 +82,9 @@ def fuzz(tmp_path_factory: pytest.TempPathFactory) -> Fuzz:
         bases[kind] = folder / f"{kind}.bin"
         # Small vocabularies would do, but these have every section.
         bases[kind].write_bytes(tokenizer_bin.write_c(kinds.tokenizer(kind).to_str().encode(), bos=0, eos=[0]))
+    for name, kind in zip(CUT, ("gpt2", "metaspace_never"), strict=True):
+        bases[name] = folder / f"{name}.bin"
+        bases[name].write_bytes(tokenizer_bin.write_c(with_cuts(kind), bos=0, eos=[0]))
     return Fuzz(binary, text, bases)
 
 
@@ -98,6 +109,21 @@ def test_truncations_are_named(fuzz: Fuzz, base: str) -> None:
     # The header owns up to the truncation.
     owned = [Case(base, n, True, tuple(enumerate(struct.pack("<I", n), 12))) for n in sizes if n >= HEADER]
     assert {r[0] for r in fuzz(owned)} == {"TOKENIZER"}
+
+
+@pytest.fixture(scope="module")
+def unproven(fuzz: Fuzz, tmp_path_factory: pytest.TempPathFactory) -> Fuzz:
+    """The same without the proof that added tokens are whole characters: what is left are the bounds in the code."""
+    folder = tmp_path_factory.mktemp("unproven")
+    opener = size.ENGINE / "lm/tokenizer_open.c"
+    text, changed = re.subn(r"!ends_whole\(t, way\)|within_character\(node->byte\)", "0", opener.read_text())
+    assert changed == 2
+    (folder / opener.name).write_text(text)
+    others = [p for p in (size.ENGINE / "lm").glob("tokenizer*.c") if p.name != opener.name]
+    sources = [Path(__file__).parent / "fuzz.c", folder / opener.name, *others]
+    includes = [f"-I{size.ENGINE / 'lm'}", "-Wno-unused-function"]
+    binary = compile_c(compiler("gcc"), folder / "fuzz", sources, *SANITIZED, *includes)
+    return Fuzz(binary, fuzz.text, fuzz.bases)
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -136,7 +162,7 @@ def hostile(data: bytes, base: str, count: int, seed: int) -> list[Case]:
 def test_hostile_files_stay_inside_their_memory(fuzz: Fuzz, base: str) -> None:
     results = fuzz(hostile(fuzz.image(base), base, 300, 2))
     seen = {r[0] for r in results}
-    assert {"OK", "TOKENIZER"} <= seen <= {"OK", "TOKENIZER", "TRUNCATED", "VERSION"}
+    assert {"OK", "TOKENIZER", "VOCABULARY"} <= seen <= {*REFUSALS, "OK", "TOKENIZER", "TRUNCATED", "VERSION"}
 
 
 @pytest.mark.slow
@@ -144,3 +170,164 @@ def test_hostile_files_stay_inside_their_memory(fuzz: Fuzz, base: str) -> None:
 def test_many_hostile_files_stay_inside_their_memory(fuzz: Fuzz, base: str) -> None:
     for seed in range(10, 30):
         fuzz(hostile(fuzz.image(base), base, 1000, seed))
+
+
+# --- by structure -----------------------------------------------------------------------------------------------------
+
+REFUSALS = ("VOCABULARY", "ADDED_TOKEN", "PATTERN", "NORMAL_FORM")
+NODE, MERGE, RECORD = "IIHBB", "IIII", "BBHI"
+NONE = 0xFFFFFFFF
+
+
+def sections(data: bytes) -> dict[str, tuple[int, int, str]]:
+    """Where each section begins, how many elements it has, and the fields of one."""
+    (flags, vocab, text_bytes, _, slots, probes, merge_slots, merge_probes, before, after, eos, _, nodes, _, _, _, _,
+     blocks, stages, entries, nfc_blocks, records, points, pairs) = struct.unpack_from("<24I", data, 16)  # fmt: skip
+    shapes = {
+        "starts": (vocab + 1, "I"), "kinds": (vocab, "B"), "bytes": (text_bytes, "B"), "hash": (slots + probes, "I"),
+        "merges": (merge_slots + merge_probes, MERGE), "byte_ids": (256, "I"), "ids": (before + after + eos, "I"),
+        "nodes": (nodes, NODE), "class_index": (0x1100, "B"), "class_blocks": (blocks * 256, "B"),
+        "words": (256, "B"), "stages": (stages, "II"), "tables": (entries, "H"),
+    }  # fmt: skip
+    if flags & tokenizer_bin.FLAGS["nfc"]:
+        shapes |= {"nfc_index": (0x1100, "B"), "nfc_blocks": (nfc_blocks * 256, "H"), "records": (records, RECORD),
+                   "points": (points, "I"), "pairs": (pairs, "III")}  # fmt: skip
+    places, at = {}, HEADER
+    for name, (count, fields) in shapes.items():
+        places[name] = (at, count, fields)
+        at += -(-count * struct.calcsize("<" + fields) // 8) * 8
+    assert at == len(data)
+    return {name: place for name, place in places.items() if place[1] > 0}
+
+
+def element(data: bytes, place: tuple[int, int, str], n: int) -> tuple[int, list[int]]:
+    at, _, fields = place
+    at += n * struct.calcsize("<" + fields)
+    return at, list(struct.unpack_from("<" + fields, data, at))
+
+
+def near(chance: random.Random, value: int, bits: int) -> int:
+    """Another value for a field: its neighbours, ends of ranges, bytes that begin and continue characters, or any."""
+    choices = (value + 1, value - 1, value ^ 1 << chance.randrange(bits), 0, 1, chance.randrange(256), (1 << bits) - 1,
+               0x80, 0xA0, 0xC3, 0xE2, 0xF0, 1 << bits - 1, chance.randrange(1 << bits))  # fmt: skip
+    return chance.choice(choices) % (1 << bits)
+
+
+def mutated(data: bytes, base: str, chance: random.Random) -> Case:
+    """A few fields of records changed, under checksums that fit, with a text of what the file looks for."""
+    places = sections(data)
+    interesting = [name for name in ("nodes", "merges", "stages", "records", "points", "pairs") if name in places]
+    patches: list[tuple[int, int]] = []
+    for _ in range(chance.choice((1, 1, 2, 3, 8))):
+        if chance.random() < 0.1:  # a field of the header
+            at = 16 + 4 * chance.randrange(24)
+            patches += enumerate(struct.pack("<I", near(chance, struct.unpack_from("<I", data, at)[0], 32)), at)
+            continue
+        name = chance.choice(interesting if chance.random() < 0.5 else [*places])
+        place = places[name]
+        at, values = element(data, place, chance.randrange(place[1]))
+        field = chance.randrange(len(values))
+        bits = 8 * struct.calcsize("<" + place[2][field])
+        _, other = element(data, place, chance.randrange(place[1]))  # a value that is right elsewhere
+        values[field] = other[field] if chance.random() < 0.3 else near(chance, values[field], bits)
+        if name == "nodes" and chance.random() < 0.5:  # another token ends here
+            values[1], values[4] = chance.randrange(struct.unpack_from("<I", data, 20)[0]), chance.randrange(16)
+        patches += enumerate(struct.pack("<" + place[2], *values), at)
+    return Case(base, len(data), True, tuple(patches), searched(chance), chance.choice((20, 60, 1000, 5000)))
+
+
+def searched(chance: random.Random) -> bytes:
+    """A text of added tokens, spaces, marks and letters of every length, cut anywhere."""
+    pieces = [*kinds.FRAGMENTS, "\u00a0", "\u3000", "\u2003", "é", "É", "😀", "\u2581", "a", " ", "\u0301"]
+    text = "".join(chance.choices(pieces, k=chance.randrange(1, 10))).encode()
+    begin, end = chance.randrange(4), chance.randrange(4)
+    text = text[begin : len(text) - end]
+    return text if text else b"\xc3"
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_files_changed_by_structure_stay_inside_their_memory(fuzz: Fuzz, base: str) -> None:
+    """C1: every record of tokenizer.bin, with texts that reach it."""
+    chance = random.Random(5)
+    results = fuzz([mutated(fuzz.image(base), base, chance) for _ in range(250)])
+    seen = Counter(r[0] for r in results)
+    assert {*seen} <= {*REFUSALS, "OK", "TOKENIZER"} and min(seen["OK"], seen["PATTERN"], seen["VOCABULARY"]) > 10
+    codes = {code for r in results for code in r[1::2]}
+    assert codes <= {"OK", "SCRATCH", "OUTPUT", "TOO_SLOW"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", BASES)
+def test_many_files_changed_by_structure_stay_inside_their_memory(fuzz: Fuzz, base: str) -> None:
+    chance = random.Random(6)
+    for _ in range(20):
+        fuzz([mutated(fuzz.image(base), base, chance) for _ in range(1000)])
+
+
+CUT = ALL_BASES[len(BASES) :]  # tokenizers with these added tokens, so that nodes lie within characters
+ADDED_RAW = ("é", "\u00a0b", "😀", "▁c", "z")
+ADDED_NORMAL = ("X", "Éa", "\u00a0", "😀!", "d")
+
+
+def with_cuts(kind: str) -> bytes:
+    library = type(kinds.tokenizer(kind)).from_str(kinds.tokenizer(kind).to_str())
+    for normalised, tokens in ((False, ADDED_RAW), (True, ADDED_NORMAL)):
+        library.add_tokens([AddedToken(t, normalized=normalised) for t in tokens])
+    return library.to_str().encode()
+
+
+def cut_characters(data: bytes, base: str, chance: random.Random) -> Case:
+    """One to three nodes where an added token ends now, with any options, some of which begin within a character."""
+    place, patches = sections(data)["nodes"], []
+    for _ in range(chance.randrange(1, 4)):
+        at, values = element(data, place, chance.randrange(place[1]))
+        begins = values[3] in (0xC2, 0xC3) and chance.random() < 0.5
+        byte = chance.choice((0xA0, 0xA9, 0x96, 0x9F)) if begins else values[3]
+        patches += enumerate(struct.pack("<" + NODE, values[0], 1, values[2], byte, chance.randrange(16)), at)
+    text = "".join(chance.choices([*ADDED_RAW, *ADDED_NORMAL, "▁", "aaaa", " "], k=chance.randrange(1, 4))).encode()
+    return Case(base, len(data), True, tuple(patches), text, chance.choice((20, 40, 60, 20 * len(text))))
+
+
+def node_at(data: bytes, normalised: bool, path: bytes) -> int:
+    """The number of the node that a path through one of the tries ends at."""
+    nodes = sections(data)["nodes"]
+    raw, normal = struct.unpack_from("<2I", data, 68)
+    first, count = (raw, normal) if normalised else (0, raw)
+    found = -1
+    for byte in path:
+        found = next(n for n in range(first, first + count) if element(data, nodes, n)[1][3] == byte)
+        first, _, count, _, _ = element(data, nodes, found)[1]
+    return found
+
+
+LSTRIP, SINGLE_WORD = 1, 4
+CRAFTED = {  # what happened without bounds: the tokenizer, nodes (normalised, path, byte there, flags), text, scratch
+    "a read before the text": ("gpt2_cut", [(False, b"\xc2", 0xC2, 0), (True, b"X", 0x58, LSTRIP)], "\u00a0X", 1000),
+    "a read behind the text": ("gpt2_cut", [(False, b"\xc2", 0xC2, SINGLE_WORD)], "\u00a0", 1000),
+    "a write behind scratch memory": ("metaspace_cut", [(False, b"\xc2", 0x9F, 0)], "aaaa🙀", 20),
+    "a read behind a copy": ("metaspace_cut", [(False, b"\xc2", 0x96, 0)], "▁", 1),
+}
+
+
+@pytest.mark.parametrize("case", CRAFTED)
+def test_crafted_added_tokens(fuzz: Fuzz, unproven: Fuzz, case: str) -> None:
+    """C1: refused by name, and without the proof bounded by the text all the same."""
+    base, changed, text, scratch = CRAFTED[case]
+    data = fuzz.image(base)
+    patches: list[tuple[int, int]] = []
+    for normalised, path, byte, flags in changed:
+        at, (first, _, count, _, _) = element(data, sections(data)["nodes"], node_at(data, normalised, path))
+        patches += enumerate(struct.pack("<" + NODE, first, 1, count, byte, flags), at)
+    crafted = Case(base, len(data), True, tuple(patches), text.encode(), scratch)
+    assert fuzz([crafted]) == [["ADDED_TOKEN"]]
+    assert unproven([crafted])[0][0] == "OK"
+
+
+@pytest.mark.parametrize("base", CUT)
+def test_added_tokens_that_cut_characters(fuzz: Fuzz, unproven: Fuzz, base: str) -> None:
+    """C1: reads before and behind the text and writes behind scratch memory: refused, and bounded without the proof."""
+    chance = random.Random(1)
+    cases = [cut_characters(fuzz.image(base), base, chance) for _ in range(300)]
+    refused = [r[0] for r in fuzz(cases)]
+    assert {*refused} == {"OK", "ADDED_TOKEN"} and refused.count("ADDED_TOKEN") > 50
+    assert [r[0] for r in unproven(cases)].count("OK") > 50

@@ -23,7 +23,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_it_needs_nothing_of_anyone(objects: list[Path]) -> None:
-    assert {o.name for o in objects} == {name for name in size.LM if name.endswith(".o")}
+    assert {o.name for o in objects} == {name for name in size.TOKENIZER if name.endswith(".o")}
     wanted, given = set(), set()
     for obj in objects:
         for line in size.run("nm", obj).splitlines():
@@ -53,4 +53,4 @@ def test_its_header_stands_alone_in_c11_and_cpp() -> None:
 
 
 def test_it_stays_small() -> None:
-    assert 0 < sum(size.tokenizer_lines().values()) < 1300
+    assert 0 < sum(size.tokenizer_lines().values()) < 1350

@@ -166,19 +166,21 @@ def test_begin_and_end_come_from_the_files(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
 
 
-def test_flags_for_begin_and_end_override_the_template(tmp_path: Path) -> None:
-    names = {"bos_token": "<s>", "eos_token": "</s>"}
-    plain = Tokenizer(directory(tmp_path, "llama2", tokenizer_config_json=names))
-    text = plain.encode("hello", special=False)
-    assert plain.encode("hello") == [1, *text]
-    for flags, want in (
-        ({"add_bos_token": False}, text),
-        ({"add_bos_token": True, "add_eos_token": True}, [1, *text, 2]),
-        ({"add_eos_token": True}, [*text, 2]),
-    ):
-        tokenizer = Tokenizer(directory(tmp_path, "llama2", tokenizer_config_json=names | flags))
-        assert tokenizer.encode("hello") == want
-        assert tokenizer.write_c() != plain.write_c()
+@pytest.mark.parametrize("kind", ["llama2", "gpt2"])  # whose post-processor adds BOS, and none
+def test_flags_for_begin_and_end_change_nothing_as_in_transformers(tmp_path: Path, kind: str) -> None:
+    """D2: where there is a tokenizer.json, transformers 5.24 does not look at add_bos_token and add_eos_token."""
+    from transformers import AutoTokenizer
+
+    names = {"bos_token": "<s>", "eos_token": "</s>"} if kind == "llama2" else {"bos_token": "<|end|>"}
+    plain = Tokenizer(directory(tmp_path, kind, tokenizer_config_json=names)).encode("hello")
+    for bos in (None, False, True):
+        for eos in (None, False, True):
+            flags = {"add_bos_token": bos, "add_eos_token": eos}
+            flags = {name: flag for name, flag in flags.items() if flag is not None}
+            config = names | flags | {"tokenizer_class": "PreTrainedTokenizerFast"}
+            directory(tmp_path, kind, tokenizer_config_json=config, config_json={"model_type": "olmoe"})
+            assert Tokenizer(tmp_path).encode("hello") == plain
+            assert AutoTokenizer.from_pretrained(tmp_path)("hello")["input_ids"] == plain
 
 
 def test_special_tokens_are_parsed_only_when_asked(tmp_path: Path) -> None:
@@ -195,9 +197,25 @@ def test_what_is_no_text_and_no_token_is_refused(tmp_path: Path) -> None:
     assert tokenizer.encode(b"a\xff") == tokenizer.encode("a\ufffd")
     with pytest.raises(ModelError, match="surrogate"):
         tokenizer.encode("\ud800")
-    for bad in (-1, len(tokenizer), 1 << 40):
-        with pytest.raises(ModelError, match="not in the vocabulary"):
+    for bad in (-1, 1 << 31, 1 << 40):
+        with pytest.raises(ModelError, match="is no id of a token"):
             tokenizer.decode([bad])
+    for bad in (-1, len(tokenizer)):
+        with pytest.raises(ModelError, match="not in the vocabulary"):
+            tokenizer.token(bad)
+
+
+def test_ids_without_a_token_have_no_text(tmp_path: Path) -> None:
+    """D3: alone, between others, and in a stream."""
+    tokenizer = Tokenizer(directory(tmp_path))
+    absent = (len(tokenizer), len(tokenizer) + 99, (1 << 31) - 1)
+    ids = tokenizer.encode("Grüße, 世界")
+    for chance in map(random.Random, range(20)):
+        mixed = list(ids)
+        for _ in range(4):
+            mixed.insert(chance.randrange(len(mixed) + 1), chance.choice(absent))
+        stream = tokenizer.stream()
+        assert tokenizer.decode(mixed) == "".join(map(stream.push, mixed)) + stream.end() == "Grüße, 世界"
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama2", "metaspace_first", "qwen2", "llama3"])

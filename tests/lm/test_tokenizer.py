@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import json
 import random
 import unicodedata
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
 
 from colibri import split_regex, tokenizer_bin, unicode_probe
 from colibri.errors import ExportError
@@ -101,16 +103,36 @@ def opened_once(library: ctypes.CDLL, kind: str) -> CTokenizer:
     return OPEN[kind]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "qwen2", "llama2", "metaspace_first"])
+@pytest.mark.parametrize("kind", ["gpt2", "neox", "qwen2", "llama2", "metaspace_first"])
 def test_invalid_utf8_is_read_as_python_replaces_it(library: ctypes.CDLL, kind: str) -> None:
-    c = opened(library, kind)
+    """D4: whether or not the vocabulary has the bytes that UTF-8 never has."""
+    c, want = opened(library, kind), kinds.tokenizer(kind)
+    want.encode_special_tokens = True
     chance = random.Random(3)
     parts = [b"\x80", b"\xc0\x80", b"\xe2\x82", b"\xed\xa0\x80", b"\xf0\x9f\x98", b"\xf4\x90\x80\x80", b"\xf5", b"\xff",
              b"\xe0\x80\x80", b"\xf0\x80", b"ok", b" ", "é€😀".encode(), b"\xe2\x96", b"<|end|>"]  # fmt: skip
     for _ in range(2000):
         data = b"".join(chance.choices(parts, k=chance.randrange(8)))
         data = data if chance.random() < 0.7 else chance.randbytes(chance.randrange(24))
-        assert c.encode(data) == c.encode(data.decode("utf-8", "replace")), data
+        text = data.decode("utf-8", "replace")
+        assert c.encode(data) == c.encode(text) == want.encode(text, add_special_tokens=False).ids, data
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama2"])
+def test_a_vocabulary_without_bytes_that_text_can_have_is_refused(kind: str) -> None:
+    """D4: of the 256 bytes exactly the 13 that UTF-8 never has may lack."""
+    spec = json.loads(kinds.tokenizer(kind).to_str())
+    letters = {byte: letter for letter, byte in tokenizer_bin.byte_alphabet().items()}
+    for byte in (0x00, 0xBF, 0xC0, 0xC1, 0xC2, 0xF4, 0xF5, 0xFF) if kind == "gpt2" else (0x41, 0xC1, 0xF4, 0xFF):
+        name = letters[byte] if kind == "gpt2" else f"<0x{byte:02X}>"
+        vocab = {token: i for token, i in spec["model"]["vocab"].items() if token != name}
+        merges = [m for m in spec["model"]["merges"] if name not in m and "".join(m) in vocab]
+        lacking = edited(json.dumps(spec).encode(), model=spec["model"] | {"vocab": vocab, "merges": merges})
+        if byte in tokenizer_bin.NEVER_BYTES:
+            assert tokenizer_bin.write_c(lacking)
+        else:
+            with pytest.raises(ExportError, match=f"lacks 1 of the 256 bytes .*0x{byte:02X}"):
+                tokenizer_bin.write_c(lacking)
 
 
 def test_special_tokens_of_users_stay_text(library: ctypes.CDLL) -> None:
@@ -171,10 +193,32 @@ def test_little_scratch_is_refused_and_enough_suffices(library: ctypes.CDLL) -> 
         assert answers == sorted(answers, reverse=True)
 
 
-def test_ids_outside_the_vocabulary_are_refused(library: ctypes.CDLL) -> None:
-    c = opened(library, "gpt2")
-    for bad in (-1, 1 << 20, kinds.tokenizer("gpt2").get_vocab_size()):
-        assert c.call_decode([bad], 0, 8)[0] == "TOKEN"
+@pytest.mark.parametrize("kind", ["gpt2", "llama2", "metaspace_first"])
+def test_ids_without_a_token_have_no_text(library: ctypes.CDLL, kind: str) -> None:
+    """D3: behind the vocabulary and in its gaps, first, last or between, as in the library."""
+    spec = json.loads(kinds.tokenizer(kind).to_str())
+    gap = max(i for i in spec["model"]["vocab"].values())
+    vocab = {token: i + (i == gap) * 5 for token, i in spec["model"]["vocab"].items()}
+    merges = [m for m in spec["model"]["merges"] if vocab["".join(m)] < gap]
+    text = json.dumps(spec | {"model": spec["model"] | {"vocab": vocab, "merges": merges}})
+    want = Library.from_str(text)
+    c = CTokenizer(library, tokenizer_bin.write_c(text.encode()))
+    assert c.error == "OK"
+    size = library.colibri_tokenizer_vocabulary(c.handle)
+    gaps = [i for i in range(size) if want.id_to_token(i) is None]
+    absent = [*gaps, size, 1 << 20, (1 << 31) - 1]
+    assert gaps or kind == "llama2"  # whose added tokens the library numbers into the gap
+    chance = random.Random(2)
+    for text in ("Hello there", " a", "é", "x  y"):
+        for _ in range(40):
+            ids = c.encode(text)
+            for _ in range(chance.randrange(1, 4)):
+                ids.insert(chance.randrange(len(ids) + 1), chance.choice(absent))
+            for skip in (False, True):
+                found = c.decode(ids, SKIP_SPECIAL if skip else 0).decode()
+                assert found == want.decode(ids, skip_special_tokens=skip), ids
+    assert all(library.colibri_tokenizer_special(c.handle, i) for i in absent)
+    assert c.call_decode([-1], 0, 8)[0] == "TOKEN"
 
 
 def test_null_pointers_are_refused(library: ctypes.CDLL) -> None:

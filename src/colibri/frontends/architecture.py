@@ -21,12 +21,13 @@ def from_architecture(weights: str | Path, architecture: str | Path | None = Non
         raise ExportError(
             f"{text} is missing: a safetensors file needs an architecture file; pass it with --architecture"
         )
+    text = text.resolve()  # what the user names may be a link to anywhere
     return from_json(Folder(text.parent).text(text.name), read_tensors(weights))
 
 
 def read_tensors(path: Path) -> dict[str, Array]:
     """The tensors of a safetensors file as float32; raises ExportError for other kinds than 16- to 64-bit floats."""
-    tensors: dict[str, Array] = {}
+    path, tensors = path.resolve(), dict[str, Array]()
     for stored in read_header(Folder(path.parent), path.name):
         if stored.kind not in PLAIN:
             raise ExportError(f"{path}: tensor {stored.name!r} holds {stored.kind}, not floats of 16 to 64 bits")

@@ -19,7 +19,7 @@ _WORDS = {"count": "a whole number", "number": "a number", "flag": "true or fals
 
 @dataclass(frozen=True)
 class Field:
-    """What a value must be: its `kind`, for numbers the least and the most, and how many a list has at most.
+    """What a value must be: its `kind`, and for numbers the least and the most.
 
     `null`: may be null, which means what the family's class says. `lists`: is a list of such values, or ("either") may
     be one. `also` are values of another kind that releases have.

@@ -211,7 +211,7 @@ def _pow(c: Converter, x: Value, exponent: float) -> Value:
 
 @converts("masked_fill", "where", "tril", "triu")
 def _masked(c: Converter, x: Any, *args: Any) -> Value:
-    """A choice by a constant mask, exact for all numbers: what is hidden is bounded by the value from both sides."""
+    """A choice by a constant mask, exact for all numbers, and for NaN and infinity where they are hidden."""
     if c.op in ("tril", "triu"):
         rows, cols = x.shape[-2:]
         kept = getattr(torch, c.op)(torch.ones(rows, cols), *args).bool()
@@ -226,20 +226,23 @@ def _masked(c: Converter, x: Any, *args: Any) -> Value:
     if isinstance(mask, Value) or not isinstance(shown, Value) or isinstance(value, Value):
         raise ExportError(f"is only supported with a constant mask and a constant value; {WAY_OUT}")
     number = value.tensor if isinstance(value, Const) else torch.tensor(float(value))
-    name = shown.name
-    for func, free in (("minimum", torch.inf), ("maximum", -torch.inf)):
-        bound = torch.where(mask.tensor, number.to(torch.float32), torch.tensor(free))
-        name = c.add("binary", name, c.operand(Const(bound, f"{mask.name}.{func}"), shown), func=func)
-    return c.value(name)
+    if bool(torch.isnan(number).any()):
+        raise ExportError("puts NaN in the place of what it hides; use a number or an infinity")
+    cover = torch.where(mask.tensor, number.to(torch.float32), torch.tensor(torch.nan))
+    return c.value(c.add("binary", shown, c.operand(Const(cover, f"{mask.name}.cover"), shown), func="fill"))
 
 
 @converts("cumsum")
 def _cumsum(c: Converter, x: Value, dim: int, dtype: Any = None) -> Value:
-    """A product with a triangle of ones."""
+    """Sums over windows that end at each element, with zeros before the first."""
     axis = c.axis(x, dim)
     n = x.shape[axis]
-    ones = c.graph.add_constant(f"triangle{n}", np.tri(n))
-    return c.value(_swapped(c, c.add("linear", _swapped(c, x.name, axis), ones), axis))
+    zeros = (
+        c.graph.add_constant(f"zeros{n - 1}", np.zeros((*x.shape[:axis], n - 1, *x.shape[axis + 1 :]))) if n > 1 else ""
+    )
+    name = c.add("concat", zeros, x, axis=axis) if zeros else x.name
+    windows = c.add("window", name, axis=axis, size=n, step=1, dilation=1)
+    return c.value(c.add("reduce", windows, func="sum", axis=axis + 1))
 
 
 @converts("add", "sub")

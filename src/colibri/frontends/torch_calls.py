@@ -172,10 +172,11 @@ class Rows:
         return y[: len(rows)]
 
     def record(
-        self, rows: Tensor, experts: Sequence[nn.Module], drive: Drive | None = None, outputs: Any = None
-    ) -> Recording:
+        self, rows: Tensor, experts: Sequence[nn.Module], drive: Drive | None = None, outputs: Any = None,
+        around: Sequence[tuple[int, int]] = (),
+    ) -> Recording:  # fmt: skip
         """A recording of the module on whole samples' rows."""
-        recording = Recording(self.calls.runs, experts, drive, outputs, self.calls.root)
+        recording = Recording(self.calls.runs, experts, drive, outputs, self.calls.root, around)
         recording.run(*self.calls.arguments(self.split(rows.clone())))  # a module may write to its input
         return recording
 

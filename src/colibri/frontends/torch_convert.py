@@ -64,15 +64,22 @@ class MoeBody:
 # What tensors hold; integers as floats.
 COMPUTED = (torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 ROUTING = frozenset(
-    {"topk", "gather", "scatter", "scatter_add", "sort", "argsort", "argmax", "argmin", "one_hot", "nonzero", "where",
-     "index", "index_put", "index_add", "index_select", "masked_fill", "masked_select", "eq", "ne", "lt", "le", "gt",
-     "ge", "logical_and", "logical_not", "bitwise_and", "bitwise_or", "any", "all", "cumsum"}
+    {"topk", "gather", "scatter", "scatter_add", "sort", "argsort", "one_hot", "nonzero", "index", "index_put",
+     "index_add", "index_select", "masked_select"}
 )  # fmt: skip
 WAY_OUT = (
     "if this is the routing of a Mixture of Experts, say what the block does with colibri.register_moe(...), or write "
     "the block densely: every expert on every token, and the weighted sum of their outputs"
 )
-
+COMPARED = (
+    "choices that depend on the data are not computed; write x > 0 with relu, leaky_relu, clamp, minimum or maximum"
+)
+LARGEST = "return the values it is taken of, such as the logits, and take the largest outside"
+PLAIN = {
+    **dict.fromkeys(("argmax", "argmin"), LARGEST),
+    **dict.fromkeys(("where", "masked_fill", "eq", "ne", "lt", "le", "gt", "ge", "any", "all", "isnan", "isinf",
+                     "logical_and", "logical_or", "logical_not", "bitwise_and", "bitwise_or", "bitwise_not"), COMPARED),
+}  # fmt: skip
 OTHER_WAY = "write it with what docs/guide.md lists, or compute it outside the module"
 
 
@@ -92,6 +99,7 @@ class Converter:
         self.env: dict[Any, Any] = {}
         self.batch: set[Any] = set()
         self.varying: set[Any] = set()  # nodes that depend on an input, or on the batch size
+        self.needs: list[set[Any]] = []  # by output, the nodes it depends on
         self.node: Any = None
         self.op = ""
 
@@ -101,7 +109,8 @@ class Converter:
         Raises ExportError naming module and operation.
         """
         self._placeholders(program, state)
-        live = _live(program)
+        self.needs = [_leading_to([output]) for output in _user_outputs(program)]
+        live = set().union(*self.needs)
         nodes = [node for node in program.graph.nodes if node.op == "call_function" and node in live]
         for node in nodes:
             if not isinstance(node.meta.get("val"), int) and any(n in self.varying for n in node.all_input_nodes):
@@ -122,7 +131,21 @@ class Converter:
         try:
             yield
         except ExportError as error:
-            raise ExportError(explain(module_path(node), f"{op_name(node)} {error}", self.notes)) from None
+            reason = f"{op_name(node)} {error}"
+            others = [n for n, needs in enumerate(self.needs) if node in needs]
+            if 0 < len(others) < len(self.needs):
+                reason = self._of_output(others[0], reason)
+            raise ExportError(explain(module_path(node), reason, self.notes)) from None
+
+    def _of_output(self, number: int, reason: str) -> str:
+        """A refusal that concerns some of the outputs only."""
+        kind = (
+            "a second result of a Mixture-of-Experts block, such as a balancing loss" if self.bodies else "one of them"
+        )
+        return (
+            f"output {number} of the {len(self.needs)} is {kind}, which is not exported; leave it out of what the "
+            f"module returns ({reason.partition(f'; {WAY_OUT}')[0]})"
+        )
 
     def _placeholders(self, program: Any, state: Mapping[str, Tensor]) -> None:
         nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
@@ -154,9 +177,14 @@ class Converter:
         if seeded and (node not in self.varying or any(word in self.op for word in ("rand", "dropout", "bernoulli"))):
             raise ExportError("is random, also in eval mode; the exported model must give one answer")
         if node in self.varying and not _symbolic(node) and self._converter() is None and self.op != "getitem":
-            raise ExportError(f"is not supported{f' here; {WAY_OUT}' if self.op in ROUTING else f'; {OTHER_WAY}'}")
+            raise ExportError(f"is not supported{self._way_out()}")
         if node not in self.varying and "empty" in self.op:
             raise ExportError("gives values nobody has set")
+
+    def _way_out(self) -> str:
+        if self.op in ROUTING:
+            return f" here; {WAY_OUT}"
+        return f"; {PLAIN.get(self.op, OTHER_WAY)}"
 
     def _converter(self) -> Callable[..., Any] | None:
         overload = f"{self.op}.{getattr(self.node.target, '_overloadname', '')}"
@@ -362,6 +390,8 @@ def _user_outputs(program: Any) -> list[Any]:
     (row,) = next(node for node in program.graph.nodes if node.op == "output").args
     outputs = []
     for node, spec in zip(row, program.graph_signature.output_specs, strict=True):
+        if spec.kind.name == "USER_INPUT_MUTATION":
+            continue  # the caller's copy; what the module returns is computed from the values written
         if spec.kind.name != "USER_OUTPUT":
             raise ExportError(f"the module changes {spec.target or node} while it runs; it must not keep state")
         if isinstance(node, torch.fx.Node):
@@ -369,9 +399,9 @@ def _user_outputs(program: Any) -> list[Any]:
     return outputs
 
 
-def _live(program: Any) -> set[Any]:
-    """The nodes the outputs depend on; nothing else needs to be supported."""
-    todo, live = _user_outputs(program), set()
+def _leading_to(outputs: Sequence[Any]) -> set[Any]:
+    """The nodes these outputs depend on; nothing else needs to be supported."""
+    todo, live = list(outputs), set()
     while todo:
         node = todo.pop()
         if node not in live:

@@ -20,6 +20,7 @@ from colibri.frontends.torch_stacks import Body, Stack, ablated, bodies, subsets
 from colibri.frontends.torch_tape import Recording
 from colibri.frontends.torch_watch import Probe, largest
 
+BASES = 3  # at most, of the values a mixture may have been added to
 FIT = 1e-4  # of what is looked for; what is found is measured more closely afterwards
 
 Run = Callable[[Any], Recording]  # of the block, with something in place of the experts' outputs
@@ -77,10 +78,11 @@ class OfRows(nn.Module):
 
 
 class ModuleExperts:
-    """Experts that are modules."""
+    """Experts that are modules; `bodies` are these with the calls around them that are theirs too."""
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, modules: Sequence[nn.Module], bodies: Sequence[nn.Module] | None = None) -> None:
         self.watched = list(modules)
+        self.bodies = list(modules if bodies is None else bodies)
         self.count = len(self.watched)
         self.tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
 
@@ -94,7 +96,7 @@ class ModuleExperts:
         if any(x.dim() == 0 or (sample and x.shape[1:] != inner) for _, x, _ in used):
             return
         given = torch.cat([_flat(x, sample) for _, x, _ in used])
-        experts = [OfRows(m, inner) for m in self.watched] if sample and len(inner) > 1 else self.watched
+        experts = [OfRows(m, inner) for m in self.bodies] if sample and len(inner) > 1 else self.bodies
         nothing = probe.record(lambda e, y: torch.zeros_like(y))
         values = [(v, _rows(probe, v)) for v in _different(probe, given.shape[1])]
         equal = [v for v, rows in values if _among(given, rows)]
@@ -109,12 +111,15 @@ class ModuleExperts:
         rows = probe.at(z)
         assert rows is not None
         width = experts[0](rows[:2]).shape[1]
-        met: set[bytes] = set()  # the same values in another shape are the same place
+        met: set[tuple[int, bytes]] = set()  # the same values in another shape are the same place
         for mixture in probe.mixtures(width):
             before, after = probe.at(mixture, nothing), probe.at(mixture)
-            if before is None or after is None or torch.equal(before, after) or after.numpy().tobytes() in met:
+            if before is None or after is None or torch.equal(before, after):
                 continue
-            met.add(after.numpy().tobytes())
+            key = probe.program.root(mixture), after.numpy().tobytes()
+            if key in met:
+                continue
+            met.add(key)
             for base in _bases(probe, before):
                 place = Place(experts, z, mixture, base, width, apply)
                 weights = self.weights(probe, place, probe.record)
@@ -203,13 +208,18 @@ def _bases(probe: Probe, before: Tensor) -> list[int | None]:
     """The value that a mixture of nothing is: None where it is zero; empty where it is no value."""
     if not before.any():
         return [None]
-    equal = (v for v in probe.before(before.shape[1]) if torch.equal(_rows(probe, v), before))
-    return list(itertools.islice(equal, 1))
+    equal = [v for v in probe.before(before.shape[1]) if torch.equal(_rows(probe, v), before)]
+    roots = {probe.program.root(v): v for v in reversed(equal)}
+    return list(itertools.islice(reversed(roots.values()), BASES))
 
 
 def _different(probe: Probe, width: int) -> list[int]:
-    """The values of this width that need no expert, the first of those that are equal."""
-    return list({_rows(probe, v).numpy().tobytes(): v for v in reversed(probe.before(width))}.values())[::-1]
+    """The values of this width that need no expert: the first of those that are equal; behind them what other calls
+    than changes of shape have made equal, as a bound does that these rows do not reach."""
+    values = probe.before(width)
+    first = {_rows(probe, v).numpy().tobytes(): v for v in reversed(values)}
+    roots = {probe.program.root(v): v for v in reversed(values)}
+    return list(dict.fromkeys([*reversed(first.values()), *reversed(roots.values())]))
 
 
 def _rows(probe: Probe, value: int) -> Tensor:

@@ -24,20 +24,24 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from colibri import arithmetic
+from colibri.compare import compare
 from colibri.errors import ExportError
+from colibri.frontends.torch_check import Ties, checked_module, degenerate
 from colibri.frontends.torch_convert import WAY_OUT, Converter, MoeBody, explain
-from colibri.frontends.torch_identify import dense_cost, find_blocks, nested_cost
+from colibri.frontends.torch_identify import dense_cost, find_blocks, nested_cost, unreached
 from colibri.frontends.torch_layers import OPS
 from colibri.frontends.torch_moe import Block, leaves, register_moe, registered
 from colibri.frontends.torch_report import Imported, Report
 from colibri.frontends.torch_routing import clear_choices
-from colibri.frontends.torch_saved import load_program
+from colibri.frontends.torch_saved import load_program, tamed
 from colibri.graph import Graph, Router
 from colibri.reference.interpreter import Trace, run
 
 TOLERANCE = 1e-5  # largest |difference| / max |output| of the whole graph
 MARGIN = 1e-5  # between the last chosen logit and the next, relative to them; below, a row is not compared
 RANDOM_ROWS = 32
+WIDE = (1e-6, 1e-4, 1e-2, 30.0, 300.0, 3e3, 3e4, 3e5, 3e6, -3e2, -3e6)  # sizes of rows that show an expert's bounds
+WIDE_TOLERANCE = 1e-3  # of such a row: large intermediate values leave fewer digits
 
 # Decomposed, these would be many small operations, or would lose the name a refusal should give.
 KEEP = frozenset(
@@ -51,18 +55,24 @@ KEEP = frozenset(
 
 
 @arithmetic.standard()
-def from_torch(module: nn.Module, example_inputs: Any, calibration: Any = None, name: str = "model") -> Imported:
-    """The graph of `module` in eval mode, what was found, and the rows; the module is left as it was.
+def from_torch(module: Any, example_inputs: Any, calibration: Any = None, name: str = "model") -> Imported:
+    """The graph of `module` in eval mode, what was found, and the rows; module and rows are left as they were.
 
-    `example_inputs`: float tensor or array (batch, …), or a tuple of them. `calibration`: more such inputs, or an
-    iterable of them: real data on which MoE blocks are identified and the graph is compared. Raises ExportError only.
+    `module`: a torch.nn.Module or torch.export.ExportedProgram. `example_inputs`: float tensor or array (batch, …), or
+    a tuple of them. `calibration`: more such inputs, or an iterable of them: real data on which MoE blocks are
+    identified and the graph is compared. Raises ExportError only.
     """
-    report = Report()
+    report, checked = Report(), None
     try:
-        return _from_torch(module, example_inputs, calibration, name, report)
+        with _quiet():
+            checked = checked_module(module)
+            return _from_torch(checked, example_inputs, calibration, name, report)
     except ExportError as error:
+        reason = None if checked is None else degenerate(checked, bool(report.rejected))
+        if reason is not None:
+            error = ExportError(f"{reason}. Until then it is refused: {str(error).partition('; ')[0]}")
         error.report = report
-        raise
+        raise error from None
     except Exception as error:
         raise ExportError(f"unexpected {type(error).__name__}: {_first_line(error)}; please report this") from error
 
@@ -75,24 +85,29 @@ def _from_torch(module: nn.Module, example_inputs: Any, calibration: Any, name: 
     if batch < 2:
         example = tuple(x.repeat(2, *(1,) * (x.dim() - 1)) for x in example)
     runs = [example, *_calibration(calibration)]
-    with _quiet(), _kept(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    tame = [tuple(map(tamed, row)) for row in runs]
+    with _kept(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
         claims = registered(module)
-        work = _as_float32(module, report).eval()
+        work = _as_float32(module, report, example).eval()
         reference = [_outputs(work, row) for row in runs]
         again = _outputs(work, example)
-        blocks, report.rejected = find_blocks(work, runs, claims)
+        blocks, report.rejected = find_blocks(work, _copies(tame), claims)
         report.blocks = [block.finding for block in blocks if block.finding is not None]
-        report.warnings += [nested_cost(block) for block in blocks if block.nested]
+        told = {id(other) for block in blocks for other in block.others}
+        report.warnings += [nested_cost(block) for block in blocks if block.nested and id(block) not in told]
+        report.warnings += filter(None, map(unreached, blocks))
         rejected = report.rejected
         dense = [r for r in rejected if not any(f"{b.path}.".startswith(f"{r.path}.".lstrip(".")) for b in blocks)]
         report.warnings += filter(None, map(dense_cost, dense))
         notes = {r.path: f"{r}; if it is one all the same, say how with colibri.register_moe(...)" for r in rejected}
         bodies = [MoeBody(b.path, b.router, _experts(b)) for b in blocks]
         with leaves(blocks):
-            graph = _convert(work, example, name, bodies, notes)
+            graph = _convert(work, _copies(tame)[0], name, bodies, notes)
         if any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(again, reference[0], strict=True)):
             raise ExportError("the module gives different outputs for the same input in eval mode; take the noise out")
-        _verify(graph, work, runs, reference, report)
+        ties = Ties(graph, [block.path for block in blocks])
+        _verify(graph, work, runs, reference, report, ties)
+        report.warnings += ties.warnings()
     given = [
         np.concatenate([x.to(torch.float32).numpy() for x in port]) for port in zip(*(runs[1:] or runs), strict=True)
     ]
@@ -100,14 +115,14 @@ def _from_torch(module: nn.Module, example_inputs: Any, calibration: Any, name: 
 
 
 @arithmetic.standard()
-def from_pt2(path: str | Path, calibration: Any = None, name: str = "model") -> Imported:
+def from_pt2(path: str | Path, calibration: Any = None, name: str = "model", trust: bool = False) -> Imported:
     """The same for a program saved by torch.export.save, with MoE blocks found through its module hierarchy.
 
-    The program must have been saved with its example inputs; a batch size fixed in it is made free. Raises ExportError
-    only.
+    The program must have been saved with its example inputs; a batch size fixed in it is made free. A file that could
+    run code is refused unless `trust` is set. Raises ExportError only.
     """
     with _quiet():
-        module, args = load_program(path)
+        module, args = load_program(path, trust)
     return from_torch(module, args, calibration, name)
 
 
@@ -129,7 +144,8 @@ def _inputs(values: Any, what: str) -> tuple[Tensor, ...]:
             raise ExportError(f"{what}: input {n} has shape {tuple(tensor.shape)}; the first axis must be the batch")
         if not tensor.is_floating_point() and int(tensor.abs().max()) > 1 << 24:
             raise ExportError(f"{what}: input {n} holds integers beyond 2^24, which float32 does not hold; split them")
-        tensors.append(tensor.to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype))
+        kept = torch.float32 if tensor.is_floating_point() else tensor.dtype
+        tensors.append(tensor.to("cpu", kept, copy=True))  # a module may write to its inputs
     if not tensors:
         raise ExportError(f"{what}: no input given")
     return tuple(tensors)
@@ -145,22 +161,36 @@ def _calibration(values: Any) -> list[tuple[Tensor, ...]]:
     return [_inputs(value, f"calibration {n}") for n, value in enumerate(values)]
 
 
-def _as_float32(module: nn.Module, report: Report) -> nn.Module:
+def _as_float32(module: nn.Module, report: Report, example: Sequence[Tensor]) -> nn.Module:
     tensors = [*module.parameters(), *module.buffers()]
     kinds = sorted({str(t.dtype).removeprefix("torch.") for t in tensors if t.is_floating_point()} - {"float32"})
     if not kinds:
         return module
     report.warnings.append(f"the module holds {', '.join(kinds)}; converted to float32")
     try:
-        return copy.deepcopy(module).float()
+        work = copy.deepcopy(module).float()
     except Exception as error:
         raise ExportError(f"the module holds {', '.join(kinds)} and cannot be copied: {_first_line(error)}") from None
+    try:
+        _outputs(work.eval(), example)
+    except ExportError as error:
+        raise ExportError(
+            f"the module holds {', '.join(kinds)}, and does not run once converted to float32, which is what is "
+            f"computed with; if its forward casts, leave that out or cast to the dtype of the weights: {error}"
+        ) from None
+    return work
+
+
+def _copies(rows: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, ...]]:
+    """The rows anew, for code that may write to them."""
+    return [tuple(x.clone() for x in row) for row in rows]
 
 
 def _outputs(module: nn.Module, row: Sequence[Tensor]) -> list[Tensor]:
     """The module's outputs, flattened in order."""
     with _located(module, "cannot be run on these inputs", {}):
-        return [y for y in pytree.tree_leaves(module(*row)) if isinstance(y, Tensor)]
+        results = module(*(x.clone() for x in row))
+        return [y.clone() for y in pytree.tree_leaves(results) if isinstance(y, Tensor)]
 
 
 # --- tracing ----------------------------------------------------------------------------------------------------------
@@ -221,18 +251,19 @@ def _experts(block: Block) -> list[Graph]:
     not give its outputs when run with its weights.
     """
     experts, width = block.bodies()
-    tokens = torch.randn(RANDOM_ROWS, width, generator=torch.Generator().manual_seed(2))
+    tokens = _sized(torch.randn(RANDOM_ROWS, width, generator=torch.Generator().manual_seed(2)))
     graphs: list[Graph] = []
     programs: dict[str, Any] = {}
     for n, expert in enumerate(experts):
         name, expected = f"{block.path}.expert{n}".lstrip("."), expert(tokens).numpy()
+        moved = expert(tokens * (1 + torch.finfo(torch.float32).eps)).numpy()
         state = expert.state_dict()
-        alike = str({key: value.shape for key, value in state.items()})
+        alike = f"{expert} {[(key, value.shape) for key, value in state.items()]}"
         try:
-            graph = _fitting(name, programs[alike], state, tokens, expected) if alike in programs else None
+            graph = _fitting(name, programs[alike], state, tokens, expected, moved) if alike in programs else None
             if graph is None:
                 programs[alike] = program = _trace(expert, (tokens,), {})
-                graph = _fitting(name, program, program.state_dict, tokens, expected)
+                graph = _fitting(name, program, program.state_dict, tokens, expected, moved)
         except ExportError as error:
             raise ExportError(f"{block.path or 'the module'}: expert {n}: {error}") from None
         if graph is None:
@@ -242,12 +273,25 @@ def _experts(block: Block) -> list[Graph]:
 
 
 def _fitting(
-    name: str, program: Any, state: Mapping[str, Tensor], tokens: Tensor, expected: np.ndarray[Any, Any]
-) -> Graph | None:
-    """The program with these weights as a graph, or None where it does not give `expected`."""
+    name: str, program: Any, state: Mapping[str, Tensor], tokens: Tensor, expected: np.ndarray[Any, Any],
+    moved: np.ndarray[Any, Any],
+) -> Graph | None:  # fmt: skip
+    """The program with these weights as a graph, or None where it does not give `expected`; wide rows that one rounding
+    of the input has `moved` tell nothing."""
     graph = Graph(name)
     Converter(graph, OPS, (), {}).run(program, state)
-    return graph if _error(expected, run(graph, [tokens.numpy()])[0]) <= TOLERANCE else None
+    ours = run(graph, [tokens.numpy()])[0]
+    wide = len(tokens) - len(WIDE)  # from here on rows that show what bounds and guards do, each of its own size
+    if not compare(expected[:wide], ours[:wide]).within(TOLERANCE):
+        return None
+    each = [slice(n, n + 1) for n in range(wide, len(tokens))]
+    told = [n for n in each if compare(expected[n], moved[n]).error <= WIDE_TOLERANCE / 10]
+    return graph if all(compare(expected[n], ours[n]).error <= WIDE_TOLERANCE for n in told) else None
+
+
+def _sized(tokens: Tensor) -> Tensor:
+    """The rows, and some of them again in other sizes."""
+    return torch.cat([tokens, *(tokens[n % len(tokens)][None] * size for n, size in enumerate(WIDE))])
 
 
 @contextlib.contextmanager
@@ -284,18 +328,18 @@ def _first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _kept(module: nn.Module) -> Iterator[None]:
-    """Restore training flags and buffers afterwards."""
+    """Restore training flags, parameters and buffers afterwards, to the bit."""
     modes = [(m, m.training) for m in module.modules()]
-    buffers = [(b, b.detach().clone()) for b in module.buffers()]
+    held = [(t, t.detach().clone(), t.requires_grad) for t in (*module.parameters(), *module.buffers())]
     try:
         yield
     finally:
         for m, mode in modes:
             m.training = mode
         with torch.no_grad():
-            for b, value in buffers:
-                if not torch.equal(b, value):
-                    b.copy_(value)
+            for tensor, value, wanted in held:
+                tensor.copy_(value)
+                tensor.requires_grad_(wanted)
 
 
 @contextlib.contextmanager
@@ -315,36 +359,47 @@ def _quiet() -> Iterator[None]:
 
 
 def _verify(
-    graph: Graph, module: nn.Module, runs: list[tuple[Tensor, ...]], reference: list[list[Tensor]], report: Report
-) -> None:
+    graph: Graph, module: nn.Module, runs: list[tuple[Tensor, ...]], reference: list[list[Tensor]], report: Report,
+    ties: Ties,
+) -> None:  # fmt: skip
     """Compare graph and module on the given rows, the first of them alone, and random rows like the example."""
     alone = tuple(x[:1] for x in runs[0])
     sets = [*zip(runs, reference, strict=True), (alone, _outputs(module, alone)), _random_rows(module, runs[0])]
+    counted: list[int] = []  # rows with finite numbers, by output
     for row, expected in sets:
         trace = Trace()
         results = run(graph, [x.to(torch.float32).numpy() for x in row], trace)
         clear = _clear(graph, trace, len(row[0]))
+        ties.look(trace, clear)
         report.ambiguous += int((~clear).sum())
         if not clear.any():
             continue
+        counted = counted or [0] * len(results)
         for n, (y, ours) in enumerate(zip(expected, results, strict=True)):
-            theirs = y.numpy().reshape(len(clear), -1)  # a module may return its rows merged with another axis
-            report.error = max(report.error, _error(theirs[clear], ours.reshape(theirs.shape)[clear]))
+            theirs = y.to(torch.float32).numpy().reshape(len(clear), -1)  # rows may be merged with another axis
+            found = compare(theirs[clear], ours.reshape(theirs.shape)[clear])
+            counted[n] += found.rows
+            report.error = max(report.error, found.error)
             if not report.error <= TOLERANCE:
                 raise ExportError(
                     f"output {n} of the graph differs from the module's: the largest difference over the largest "
                     f"output is {report.error:.1e}, above {TOLERANCE}; please report this with the module"
                 )
-        report.rows += int(clear.sum())
-    if report.rows == 0:
+    report.rows = min(counted, default=0)
+    if not counted:
         raise ExportError(
             "in every row some choice of experts is a tie, so nothing could be compared: train the router, or pass "
             "calibration rows on which it decides"
         )
+    if report.rows == 0:
+        raise ExportError(
+            f"output {counted.index(0)} of the module is NaN or infinite in every row, so nothing could be compared: "
+            "pass example inputs or calibration rows for which it gives numbers"
+        )
 
 
 def _random_rows(module: nn.Module, example: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    """Rows of noise like the example, and the module's outputs.
+    """Finite rows of noise like the example, and the module's outputs.
 
     Where the module cannot be run on noise (ids out of range) and for integers, every number is one of the example's at
     its place in another row.
@@ -361,11 +416,12 @@ def _random_rows(module: nn.Module, example: Sequence[Tensor]) -> tuple[tuple[Te
         spread = x.std() if x.numel() > 1 else 1.0
         return x.mean() + spread * torch.randn(RANDOM_ROWS, *x.shape[1:], generator=generator)
 
+    tame = tuple(map(tamed, example))
     try:
-        rows = tuple(map(noise, example))
+        rows = tuple(tamed(noise(x)) for x in tame)
         return rows, _outputs(module, rows)
     except ExportError:
-        rows = tuple(map(mixed, example))
+        rows = tuple(map(mixed, tame))
         return rows, _outputs(module, rows)
 
 
@@ -386,14 +442,6 @@ def _clear(graph: Graph, trace: Trace, batch: int) -> np.ndarray[Any, np.dtype[n
         scores = clear_choices(torch.from_numpy(logits.reshape(-1, experts)), router, MARGIN)
         clear &= scores.view(batch, -1).all(1).numpy()
     return clear
-
-
-def _error(expected: np.ndarray[Any, Any], ours: np.ndarray[Any, Any]) -> float:
-    if not (np.isfinite(expected) == np.isfinite(ours)).all():
-        return float("inf")
-    finite = np.isfinite(expected)
-    difference = np.abs(np.where(finite, expected, 0) - np.where(finite, ours, 0)).max()
-    return float(difference / max(float(np.abs(np.where(finite, expected, 0)).max()), 1e-30))
 
 
 __all__ = ["Report", "from_pt2", "from_torch", "register_moe"]

@@ -9,6 +9,7 @@ tokens the model really feeds it. Only an agreement to rounding counts.
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -34,6 +35,42 @@ def find_blocks(
 
     Raises ExportError for a registered block that is not what was claimed.
     """
+    with separated(module):
+        return _find(module, runs, claims)
+
+
+@contextlib.contextmanager
+def separated(module: nn.Module) -> Iterator[None]:
+    """While this is open, no two children of one module are the same object, and no two numbers of a tensor one place
+    in memory, so that each can be watched and changed by itself; the tensors are shared all the same."""
+    tied = []
+    for m in list(module.modules()):
+        met: set[int] = set()
+        for name, child in m._modules.items():
+            if id(child) in met and child is not None:
+                tied.append((m, name, child))
+            met.add(id(child))
+    expanded = [t for t in (*module.parameters(), *module.buffers())
+                if any(n > 1 and step == 0 for n, step in zip(t.shape, t.stride(), strict=True))]  # fmt: skip
+    held = [(t, t.data) for t in expanded]
+    try:
+        for parent, name, child in tied:
+            kept = {id(t): t for t in (*child.parameters(), *child.buffers())}
+            with contextlib.suppress(Exception):  # what cannot be copied stays one object
+                parent._modules[name] = copy.deepcopy(child, kept)
+        for t in expanded:
+            t.data = t.data.contiguous()
+        yield
+    finally:
+        for parent, name, child in tied:
+            parent._modules[name] = child
+        for t, data in held:
+            t.data = data
+
+
+def _find(
+    module: nn.Module, runs: Sequence[Sequence[Tensor]], claims: Mapping[str, Registration]
+) -> tuple[list[Block], list[Rejected]]:
     candidates = {p: m for p, m in module.named_modules() if p in claims or next(_groups(m), None) is not None}
     calls = {path: Calls(m) for path, m in candidates.items()}
     with _watching(calls):
@@ -64,9 +101,10 @@ def find_blocks(
             rejected += [] if any(_within(r.path, path) for r in rejected) else [found]
     for block in blocks:
         inside = {id(m) for expert in block.experts for m in expert.modules()}
-        block.nested = any(id(other.module) in inside for other in blocks)
+        block.nested |= any(id(other.module) in inside for other in blocks)
     order = list(candidates)
-    return sorted(blocks, key=lambda b: order.index(b.path)), rejected[::-1]
+    blocks.sort(key=lambda b: order.index(b.path))
+    return [use for block in blocks for use in (block, *block.others)], rejected[::-1]
 
 
 @contextlib.contextmanager
@@ -168,8 +206,10 @@ def _identify(path: str, m: nn.Module, calls: Calls, settled: _Settled) -> Block
                 return found
             macs = _macs(experts) if _dense(probe, experts) else 0
             gated = bool(probe.before(experts.count))
-            reasons.append(Rejected(path, kind_of(m), found, macs, experts.count, gated))
-    return min(reasons, key=lambda r: not r.gated, default=None)
+            called = bool(experts.watched)
+            reasons.append(Rejected(path, kind_of(m), found, macs, experts.count, gated, called))
+    # What is called as an expert is one sooner than an axis of a parameter, which may be the features.
+    return min(reasons, key=lambda r: (not r.called, not r.gated), default=None)
 
 
 def _plausible(probe: Probe, experts: Experts) -> bool:
@@ -206,9 +246,27 @@ def dense_cost(rejected: Rejected) -> str | None:
     )
 
 
+def unreached(block: Block) -> str | None:
+    """Which experts no row has chosen, as a sentence; None where there are none."""
+    experts = [] if block.finding is None else block.finding.untested
+    if not experts:
+        return None
+    one = len(experts) == 1
+    return (
+        f"{block.path or 'the module'} ({kind_of(block.module)}): expert{'' if one else 's'} "
+        f"{', '.join(map(str, experts))} {'was' if one else 'were'} not reached by any row; exported from "
+        f"{'its module' if one else 'their modules'}, and chosen in the comparison only by made-up logits"
+    )
+
+
 def nested_cost(block: Block) -> str:
     """What a block whose experts are blocks costs, as a sentence."""
     count = len(block.experts)
+    if block.others:
+        return (
+            f"{block.path or 'the module'} ({kind_of(block.module)}): {len(block.others) + 1} mixtures share {count} "
+            "experts, which all run once for every token; each mixture weighs what they give"
+        )
     return (
         f"{block.path or 'the module'} ({kind_of(block.module)}) is a Mixture of Experts of such mixtures: all its "
         f"{count} experts run for every token, {count / block.router.k:g} times what its router asks for, and it "
@@ -216,4 +274,4 @@ def nested_cost(block: Block) -> str:
     )
 
 
-__all__ = ["dense_cost", "find_blocks", "nested_cost"]
+__all__ = ["dense_cost", "find_blocks", "nested_cost", "unreached"]

@@ -163,7 +163,11 @@ def _conv_transpose(
     matrix = matrix.flip(*range(3, 3 + space))  # windows run forward, taps back
     phases, out = math.prod(step), matrix.shape[1]
     flat = Const(matrix.reshape(phases * out, *matrix.shape[2:]), f"{weight.name}.phases")
-    name = _by_phase(c, name, flat, groups, space, phases, out)
+    used = _used_taps(weight.tensor.shape[2:], step, apart, taps)
+    if used.all():
+        name = _by_phase(c, name, flat, groups, space, phases, out)
+    else:
+        name = _by_taps(c, name, flat, used, groups, space, out)
     lead, counts = c.graph.shapes[name][: -space - 1], c.graph.shapes[name][-space - 1 : -1]
     name = c.add("reshape", name, shape=(*lead, *counts, *step, out))
     first = len(lead)
@@ -178,6 +182,20 @@ def _conv_transpose(
     return c.value(_channels_first(c, name, space))
 
 
+def _used_taps(
+    size: Sequence[int], step: Sequence[int], apart: Sequence[int], taps: Sequence[int]
+) -> np.ndarray[Any, Any]:  # fmt: skip
+    """(phases, *taps): which taps, in the order windows run, have a weight of a kernel of this size in each phase."""
+    used: Any = np.ones((), bool)
+    for k, s, a, t in zip(size, step, apart, taps, strict=True):
+        there = np.zeros(t * s, bool)
+        there[: (k - 1) * a + 1 : a] = True
+        used = np.logical_and.outer(used, there.reshape(t, s)[::-1].T)  # (…, phase, tap)
+    space = len(size)
+    order = (*range(0, 2 * space, 2), *range(1, 2 * space, 2))
+    return np.asarray(used.transpose(order).reshape(math.prod(step), *taps))
+
+
 def _by_phase(c: Converter, name: str, weight: Const, groups: int, space: int, phases: int, out: int) -> str:
     """`_grouped` for weights whose rows are (phase, output): a group's outputs of all phases are together there."""
     if groups == 1:
@@ -189,6 +207,25 @@ def _by_phase(c: Converter, name: str, weight: Const, groups: int, space: int, p
     rank = len(lead)
     name = c.add("transpose", name, perm=(*range(rank), rank + 1, rank, rank + 2))
     return c.add("reshape", name, shape=(*lead, phases * out))
+
+
+def _by_taps(
+    c: Converter, name: str, weight: Const, used: np.ndarray[Any, Any], groups: int, space: int, out: int
+) -> str:  # fmt: skip
+    """The same where some phases have no weight for some taps: each phase reads only those it has, for 0 times an input
+    that is not finite is not 0. `used`: (phases, *taps)."""
+    shape = c.graph.shapes[name]
+    first, channels = len(shape) - space - 1, shape[-1]
+    flat = c.add("reshape", name, shape=(*shape[:first], math.prod(shape[first:-1]), channels))
+    parts = []
+    for phase, taps in enumerate(used.reshape(len(used), -1)):
+        rows = weight.tensor[phase * out : (phase + 1) * out].flatten(2)[..., taps]
+        if not taps.any():
+            parts.append(c.graph.add_constant("zeros", np.zeros((*shape[:first], out))))
+            continue
+        read = picked(c, flat, first, np.flatnonzero(taps).tolist())
+        parts.append(_grouped(c, read, Const(rows, f"{weight.name}.{phase}"), groups, 1))
+    return parts[0] if len(parts) == 1 else c.add("concat", *parts, axis=first)
 
 
 def _batch_first(c: Converter, x: Value) -> None:

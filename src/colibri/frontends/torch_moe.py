@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -52,6 +52,9 @@ class Registration:
     shared: Any
     prenorm: Any
     residual: bool
+    bias: Any
+    expert_scale: Any
+    rest: Mapping[str, Any]  # further fields of the router
 
 
 _REGISTERED: weakref.WeakKeyDictionary[Any, Registration] = weakref.WeakKeyDictionary()
@@ -69,16 +72,31 @@ def register_moe(
     shared: Any = None,
     prenorm: Any = None,
     residual: bool = False,
+    epsilon: float = 0.0,
+    bias: Any = None,
+    expert_scale: Any = None,
+    groups: int = 1,
+    kept_groups: int = 1,
+    group_rule: str = "max",
+    capacity: int = 0,
+    apply: str = "output",
 ) -> None:
     """Say that `target`, a class or an instance, computes scale·Σ w·expert(z) [+ shared(z)] [+ x], z = prenorm(x) or x.
 
     `experts`, `gate`, `shared` and `prenorm` are dotted attribute paths, or functions of the block that return the
     module (for `experts`: modules (tokens, in) -> (tokens, out)); a gate may also be a weight of shape (experts, in).
-    The claim is checked at every export, which raises ExportError with the measured error when it is wrong.
+    `epsilon` is added to the sum that `normalize` "sum" divides by, and the least that "clamped" does; `bias` (added to
+    the scores for the choice only) and `expert_scale` are such a path, a function, or numbers, one an expert. The other
+    fields are the router's as docs/routing.md describes it; a capacity is one for the tokens of each sample. The claim
+    is checked at every export, which raises ExportError with the measured error when it is wrong.
     """
     if score not in SCORES or normalize not in NORMALIZE:
         raise ExportError(f"score is one of {', '.join(SCORES)}, normalize one of {', '.join(NORMALIZE)}")
-    _REGISTERED[target] = Registration(experts, gate, k, score, normalize, scale, shared, prenorm, residual)
+    rest = {"epsilon": epsilon, "groups": groups, "kept_groups": kept_groups, "group_rule": group_rule,
+            "capacity": capacity, "apply": apply}  # fmt: skip
+    _REGISTERED[target] = Registration(
+        experts, gate, k, score, normalize, scale, shared, prenorm, residual, bias, expert_scale, rest
+    )
 
 
 def registered(module: nn.Module) -> dict[str, Registration]:
@@ -102,7 +120,9 @@ Mixture = Callable[[Tensor, Tensor], Tensor]  # the experts' input (n, in), logi
 class Surroundings(Protocol):
     """What a block computes before and after its mixture."""
 
-    def __call__(self, inputs: Sequence[Tensor], mixture: Mixture) -> list[Tensor | None]:
+    def __call__(
+        self, inputs: Sequence[Tensor], mixture: Mixture, known: dict[int, Tensor] | None = None
+    ) -> list[Tensor | None]:
         """The tensors the block returns for its tensor inputs; None where one is not known."""
 
     def held(self) -> list[Tensor]:
@@ -116,8 +136,9 @@ class Surroundings(Protocol):
 class Block:
     """A claim about a module: it computes Σ w·expert(z) amid its `around`, w being the `router`'s.
 
-    z, the logits and the mixture have one row for each of `rows`. `nested`: experts hold blocks themselves, so all run
-    in the main program, and the mixture chooses among their outputs.
+    z, the logits and the mixture have one row for each of `rows`. `nested`: experts hold blocks themselves or serve
+    several mixtures, so all run in the main program, and the mixture chooses among their outputs. `others` are further
+    mixtures of the same experts, which other results of the module need.
     """
 
     path: str
@@ -131,13 +152,17 @@ class Block:
     tensors: tuple[str, ...] = ()  # of the module, that the router holds
     body: str | None = None
     nested: bool = False
+    others: list[Block] = field(default_factory=list)
     finding: BlockFinding | None = None
 
-    def leaf(self, number: int) -> Mixture:
-        """The mixture as one operation, numbered `number`."""
+    def leaf(self, number: int, shared: list[Tensor]) -> Mixture:
+        """The mixture as one operation, numbered `number`; `shared` keeps what experts gave for other mixtures."""
 
         def mixture(z: Tensor, logits: Tensor) -> Tensor:
-            x = torch.cat([expert(z) for expert in self.experts], -1) if self.nested else z
+            x = z
+            if self.nested:
+                x = shared[0] if shared else torch.cat([expert(z) for expert in self.experts], -1)
+                shared[:] = [x]
             y: Tensor = torch.ops.colibri.moe(x, logits, self.width, number)
             return y
 
@@ -195,20 +220,26 @@ def kind_of(module: nn.Module) -> str:
 @contextlib.contextmanager
 def leaves(blocks: Sequence[Block]) -> Iterator[None]:
     """While this is open, each block's mixture is one `colibri::moe` operation numbered as in `blocks`."""
+    of_module: dict[int, list[tuple[int, Block]]] = {}
+    for number, block in enumerate(blocks):
+        of_module.setdefault(id(block.module), []).append((number, block))
     with contextlib.ExitStack() as stack:
-        for number, block in enumerate(blocks):
-            stack.enter_context(replaced(block.module, functools.partial(_leaf, block, number)))
+        for uses in of_module.values():
+            stack.enter_context(replaced(uses[0][1].module, functools.partial(_leaf, uses)))
         yield
 
 
-def _leaf(block: Block, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _leaf(uses: Sequence[tuple[int, Block]], forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
-        calls = block.rows.calls
+        calls = uses[0][1].rows.calls
         inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         turned = isinstance(calls.runs, Turned)
         inputs = [x.transpose(0, 1) for x in inputs] if turned else inputs
-        outs = iter(block.around(inputs, block.leaf(number)))
+        known: dict[int, Tensor] = {}
+        shared: list[Tensor] = []
+        given = [block.around(inputs, block.leaf(number, shared), known) for number, block in uses]
+        outs = (next((y for y in of if y is not None), None) for of in zip(*given, strict=True))
         results, spec = pytree.tree_flatten(calls.result)
         lead = tuple(calls.seen[0][0].shape[:2])
         for n, r in enumerate(results):

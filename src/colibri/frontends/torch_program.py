@@ -15,7 +15,19 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from colibri.frontends.torch_tape import OVERWRITTEN, Call, Expert, Held, Place, Recording, Ref, leaves, mapped, refs
+from colibri.frontends.torch_tape import (
+    OVERWRITTEN,
+    Call,
+    Expert,
+    Held,
+    Place,
+    Recording,
+    Ref,
+    function_name,
+    leaves,
+    mapped,
+    refs,
+)
 
 SHAPES = frozenset(  # functions that change no value, left out of descriptions
     {"reshape", "view", "view_as", "flatten", "contiguous", "getitem", "squeeze", "unsqueeze", "to", "float", "clone"}
@@ -168,6 +180,39 @@ class Program:
         both = {id(t) for t in self.one.constants} & {id(t) for t in self.two.constants}
         return list({id(t): t for t in self.one.constants if id(t) in both}.values())
 
+    @property
+    def numbers(self) -> list[float]:
+        """The positive numbers below 1 written in the code, and the tensors of one such number."""
+        found = [leaf for call in self.one.calls for leaf in leaves(call.args) if not isinstance(leaf, Ref | bool)]
+        tensors = [leaf.tensor if isinstance(leaf, Held) else leaf for leaf in found]
+        values = [float(t) for t in tensors if isinstance(t, float) or (isinstance(t, Tensor) and t.numel() == 1)]
+        return sorted({value for value in values if 0 < value < 1})
+
+    def root(self, value: int) -> int:
+        """The value that this one is, in another shape."""
+        while True:
+            call = self.one.calls[self.one.origin[value][0]]
+            first = next(refs(call.args), None)
+            if first is None or call.changed or function_name(call.func) not in SHAPES:
+                return value
+            if self.one.values[first].dtype != self.one.values[value].dtype:
+                return value
+            value = first
+
+    def between(self, value: int, known: Sequence[int]) -> list[Call]:
+        """The calls that lead from the known values and the experts' outputs to this one, in the first recording."""
+        done, found, todo = {*known, *self.inputs}, set(), [value]
+        while todo:
+            value = todo.pop()
+            call = self.one.origin[value][0]
+            if value in done or isinstance(self.one.calls[call].func, Expert):
+                continue
+            done.add(value)
+            found.add(call)
+            todo += refs(self.one.calls[call].args)
+            todo += [v for v in self.one.calls[call].changed if v is not None]
+        return [self.one.calls[n] for n in sorted(found)]
+
     def replay(self, wanted: Sequence[int], env: dict[int, Tensor]) -> list[Tensor]:
         """The wanted values from those in `env`, the module's inputs at least; `env` keeps what was computed."""
         calls = self.needed(wanted, list(env))
@@ -217,12 +262,6 @@ class Program:
             return self.describe(used[0].value) if used and isinstance(used[0], Ref) else name
         inner = self.describe(used[0].value) if used and isinstance(used[0], Ref) else ""
         return f"{name}({inner})"
-
-
-def function_name(func: Any) -> str:
-    """`add` for torch.add, Tensor.add_, Tensor.__iadd__ and aten.add.Tensor alike."""
-    name = str(getattr(func, "__name__", func)).strip("_").partition(".")[0]
-    return {"iadd": "add", "radd": "add", "truediv": "div", "itruediv": "div", "imul": "mul"}.get(name, name)
 
 
 class _DifferError(Exception):

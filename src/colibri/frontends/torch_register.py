@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from colibri.errors import ExportError
@@ -26,6 +27,13 @@ class Claimed:
         """What a dotted path or a function names, looked up at each call, since tracing exchanges the parameters."""
         return functools.reduce(getattr, spec.split("."), self.module) if isinstance(spec, str) else spec(self.module)
 
+    def numbers(self, spec: Any) -> tuple[float, ...]:
+        """One number an expert: of a tensor the block holds, or as given."""
+        if spec is None:
+            return ()
+        values = self.resolve(spec) if isinstance(spec, str) or callable(spec) else spec
+        return tuple(torch.as_tensor(values).detach().flatten().tolist())
+
     def _apply(self, spec: Any, x: Tensor) -> Tensor:
         target = self.resolve(spec)
         y: Tensor = nn.functional.linear(x, target) if isinstance(target, Tensor) else target(x)
@@ -35,7 +43,9 @@ class Claimed:
         """The experts' input."""
         return x if self.claim.prenorm is None else self._apply(self.claim.prenorm, x)
 
-    def __call__(self, inputs: Sequence[Tensor], mixture: Mixture) -> list[Tensor | None]:
+    def __call__(
+        self, inputs: Sequence[Tensor], mixture: Mixture, known: dict[int, Tensor] | None = None
+    ) -> list[Tensor | None]:
         """The block's outputs: the main one only."""
         x = inputs[0].reshape(-1, inputs[0].shape[-1])
         z = self.normed(x)
@@ -77,9 +87,13 @@ def check(path: str, m: nn.Module, claim: Registration, calls: Calls) -> Block |
         around = Claimed(m, claim, rows)
         group = around.resolve(claim.experts)
         experts = list(group.values() if isinstance(group, nn.ModuleDict) else group)
-        router = Router(len(experts), claim.k, claim.score, claim.normalize, claim.scale)
+        router = Router(
+            len(experts), claim.k, claim.score, claim.normalize, claim.scale, around.numbers(claim.bias),
+            expert_scale=around.numbers(claim.expert_scale), **claim.rest,
+        )  # fmt: skip
         tokens = sets(rows)[0]
-        reason = rows.dependence(tokens)
+        group = Rows(calls, "sample") if router.capacity else rows
+        reason = group.dependence(sets(group)[0])
         width = experts[0](around.normed(tokens[:1])).shape[-1]
         block = Block(path, m, rows, experts, router, around, around.normed(tokens[:1]).shape[-1], width)
         block.finding = measure(block, None)

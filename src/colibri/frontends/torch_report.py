@@ -69,7 +69,7 @@ class BlockFinding:
 class Rejected:
     """A candidate that is no MoE as far as the numbers tell, and why; `dense_macs` where all its experts run.
 
-    `gated`: whether something in it gives one value an expert.
+    `gated`: whether something in it gives one value an expert. `called`: whether the experts are modules.
     """
 
     path: str
@@ -78,6 +78,7 @@ class Rejected:
     dense_macs: int = 0  # multiply-accumulates a token in experts that all run
     experts: int = 0
     gated: bool = True
+    called: bool = True
 
     def __str__(self) -> str:
         return f"{self.path or 'the module'} ({self.kind}) was not taken for a Mixture of Experts: {self.reason}"

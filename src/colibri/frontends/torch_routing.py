@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,10 @@ from colibri.graph import Router
 from colibri.reference import ops
 
 MARGIN = 1e-6  # a choice of experts closer than this (relative) may go either way
-TOLERANCE = 2e-5  # of weights, relative to the token's largest
+TOLERANCE = 2e-5  # of a weight, relative to itself
+ROUNDING = 2e-6  # of a weight: routers that agree to this are not told apart by their error
+ALMOST = 1.01 * TOLERANCE  # the error of weights that are only right beside the token's largest
+LEAST = 1e-30  # of a token's largest weight: what is smaller may be a denormal
 
 
 # --- what a router does -----------------------------------------------------------------------------------------------
@@ -91,8 +94,8 @@ def _scores(logits: Tensor, score: str) -> Tensor:
 def telling_logits(experts: int, tokens: int, natural: Tensor) -> Tensor:
     """Logits (n, experts) for whole samples of `tokens`: spread, near ties, very low ones, all for one expert.
 
-    Near ties show what moves a choice ever so little, low ones what is added to a sum before dividing by it, and a
-    crowd shows a capacity. `natural` are logits as they come.
+    Near ties show what moves a choice ever so little, low ones what is added to a sum before dividing by it, wide ones
+    bounds and thresholds, and a crowd shows a capacity. `natural` are logits as they come.
     """
     generator = torch.Generator().manual_seed(4)
 
@@ -108,8 +111,13 @@ def telling_logits(experts: int, tokens: int, natural: Tensor) -> Tensor:
     crowd = normal(experts * tokens)
     favoured = torch.arange(experts).repeat_interleave(tokens)[:, None]
     crowd.scatter_(1, favoured, crowd.amax(1, keepdim=True) + 0.5)
-    spread = [normal(64), normal(64) * 4, normal(32) * 0.1, natural[:64]]
-    rows = torch.cat([crowd, *spread, ties, low])
+    wide = normal(48) * 10 ** torch.linspace(1.2, 6.0, 48)[:, None]
+    wide[torch.arange(48), torch.arange(48) % experts] = wide.abs().amax(1)
+    wide = torch.where((wide < -80) & (wide > -120), -120.0, wide)  # whose exponentials are denormals
+    spread = [normal(64), normal(64) * 4, normal(32) * 0.1, normal(16) * 1e-3, wide, natural[:64]]
+    each = normal(2 * experts) - 8.0  # against whatever speaks for the others
+    each[torch.arange(2 * experts), torch.arange(2 * experts) % experts] += 16.0
+    rows = torch.cat([crowd, *spread, ties, low, each])
     return rows[torch.arange(-(-len(rows) // tokens) * tokens) % len(rows)]
 
 
@@ -118,20 +126,39 @@ def telling_logits(experts: int, tokens: int, natural: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Seen:
-    """The weights (n, experts) a block gave its experts for these logits, n rows in samples of `tokens`."""
+    """The weights (n, experts) a block gave its experts for these logits, n rows in samples of `tokens`.
+
+    A weight below its entry of `floor` (n, 1) is only known to the precision of one of that size.
+    """
 
     logits: Tensor
     weights: Tensor
     tokens: int
+    floor: Tensor | None = None
 
     def deviation(self, router: Router) -> float:
-        """The largest difference from what `router` gives, relative to the token's largest weight."""
+        """The largest difference from what `router` gives, relative to the weight."""
         ours, clear = weigh(self.logits, router, self.tokens)
-        if not clear.any():
+        finite = torch.isfinite(self.weights).all(1)  # sigmoids that are all 0 have no sum to be divided by
+        if (torch.isfinite(ours).all(1) != finite)[clear].any():
             return math.inf
-        size = torch.maximum(ours.abs().amax(1), self.weights.abs().amax(1)).clamp_min(1e-37)
-        worst = float(((ours - self.weights).abs().amax(1) / size)[clear].max())
-        return worst if math.isfinite(worst) else math.inf
+        return self.miss(ours, clear & finite)
+
+    def miss(self, ours: Tensor, rows: Tensor) -> float:
+        """The largest difference of these weights, relative to each, over the rows where `rows` holds.
+
+        Beyond the tolerance it is relative to the token's largest, which tells the nearer of two wrong routers.
+        """
+        if not rows.any():
+            return math.inf
+        size, off = torch.maximum(ours.abs(), self.weights.abs()), (ours - self.weights).abs()
+        largest = size.amax(1, keepdim=True).clamp_min(1e-37)
+        least = (LEAST * largest if self.floor is None else torch.maximum(LEAST * largest, self.floor)).clamp_min(1e-37)
+        worst = float((off / torch.maximum(size, least))[rows].max())
+        if worst <= TOLERANCE:
+            return worst
+        coarse = float((off / largest)[rows].max())
+        return max(coarse, ALMOST) if math.isfinite(coarse) else math.inf
 
 
 @dataclass(frozen=True)
@@ -149,47 +176,70 @@ class Proposal:
         return sum((bool(r.bias), r.groups > 1, bool(r.expert_scale), r.epsilon > 0, r.capacity > 0, r.scale != 1))
 
 
-def solve(seen: Seen, vectors: Mapping[str, Tensor]) -> list[Proposal]:
+def solve(seen: Seen, vectors: Mapping[str, Tensor], numbers: Collection[float] = ()) -> list[Proposal]:
     """Routers that give the weights seen, or else those nearest to it; the best first.
 
-    `vectors` are the block's tensors of one value an expert: what a selection bias or a scale may be.
+    `vectors` are the block's tensors of one value an expert: what a selection bias or a scale may be; `numbers` those
+    written in its code: what an epsilon may be.
     """
-    found = [p for draft in _weightings(seen, vectors) for p in _selections(seen, draft, vectors)]
-    return sorted(found, key=lambda p: (p.error > TOLERANCE, p.complexity if p.error <= TOLERANCE else p.error))
+    found = [p for draft in _weightings(seen, vectors, numbers) for p in _selections(seen, draft, vectors)]
+
+    def order(p: Proposal) -> tuple[bool, float, int]:
+        agrees = p.error <= TOLERANCE
+        return not agrees, (p.error > ROUNDING) if agrees else p.error, p.complexity
+
+    return sorted(found, key=order)
 
 
-def _weightings(seen: Seen, vectors: Mapping[str, Tensor]) -> Iterator[Proposal]:
+def _weightings(seen: Seen, vectors: Mapping[str, Tensor], numbers: Collection[float]) -> Iterator[Proposal]:
     """Routers by how the weights of the experts that were chosen follow from their logits; bias and groups are left
     open, and the error is that of the weights alone."""
     chosen = seen.weights != 0
     counts = chosen.sum(1)
     experts, k = seen.logits.shape[1], int(counts.max())
-    if k == 0 or not torch.isfinite(seen.weights).all():
+    finite = torch.isfinite(seen.weights).all(1)
+    if k == 0 or 2 * int(finite.sum()) < len(finite):
         return
-    full = (counts == k) & torch.isfinite(seen.logits).any(1)
-    chosen, theirs, logits = chosen[full], seen.weights[full], seen.logits[full]
+    full = (counts == k) & finite & torch.isfinite(seen.logits).any(1)
+    floor = None if seen.floor is None else seen.floor[full]
+    fully = Seen(seen.logits[full], seen.weights[full], 1, floor)
     kinds = [("logit", "one"), ("softmax", "none"), ("sigmoid", "none"), ("sqrt_softplus", "none")]
     kinds += [("logit", "softmax")] if 1 < k < experts else []
     kinds += [("sigmoid", "sum"), ("sqrt_softplus", "sum"), ("softmax", "sum")]
     kinds += [("sigmoid", "clamped"), ("softmax", "clamped"), ("softmax", "one"), ("sigmoid", "one")]
     for score, normalize in kinds:
-        p = torch.where(chosen, _scores(logits, score), 0.0)
-        epsilon = 0.0
-        if normalize == "one":
-            ours = chosen.float()
-        elif normalize == "softmax":
-            ours = torch.where(chosen, logits, -math.inf).softmax(-1)
-        elif normalize == "none":
-            ours = p
-        else:
-            total = p.double().sum(1, keepdim=True)
-            epsilon = _epsilon(p.double(), total[:, 0], theirs.double(), normalize)
-            if normalize == "clamped" and epsilon == 0:
-                continue  # nothing but "sum"
-            whole = total + epsilon if normalize == "sum" else total.clamp_min(epsilon)
-            ours = (p / whole).float()
-        router = Router(experts, k, score, normalize, epsilon=epsilon)
-        yield _scaled(router, ours, theirs, chosen, vectors)
+        router = Router(experts, k, score, normalize)
+        drafts = [
+            _scaled(replace(router, epsilon=epsilon), fully, vectors) for epsilon in _epsilons(fully, router, numbers)
+        ]
+        if drafts:
+            yield min(drafts, key=lambda draft: max(draft.error, ROUNDING / 4))
+
+
+def _epsilons(seen: Seen, router: Router, numbers: Collection[float]) -> list[float]:
+    """What the epsilon may be, the likeliest first; none where it must be one and cannot."""
+    if router.normalize not in ("sum", "clamped"):
+        return [0.0]
+    p = torch.where(seen.weights != 0, _scores(seen.logits, router.score), 0.0).double()
+    fitted = _epsilon(p, p.sum(1), seen.weights.double(), router.normalize)
+    if router.normalize == "sum":
+        return [0.0, *numbers, fitted]
+    return [*numbers, fitted] if fitted else []  # a bound that is never reached is nothing but "sum"
+
+
+def _given(seen: Seen, router: Router) -> Tensor:
+    """The weights of the experts that were chosen, before they are scaled."""
+    chosen, logits = seen.weights != 0, seen.logits
+    if router.normalize == "one":
+        return chosen.float()
+    if router.normalize == "softmax":
+        return torch.where(chosen, logits, -math.inf).softmax(-1)
+    p = torch.where(chosen, _scores(logits, router.score), 0.0)
+    if router.normalize == "none":
+        return p
+    total = p.double().sum(1, keepdim=True)
+    whole = total + router.epsilon if router.normalize == "sum" else total.clamp_min(router.epsilon)
+    return (p / whole).float()
 
 
 def _epsilon(p: Tensor, total: Tensor, theirs: Tensor, normalize: str) -> float:
@@ -212,19 +262,19 @@ def _epsilon(p: Tensor, total: Tensor, theirs: Tensor, normalize: str) -> float:
     return _round(epsilon, 1e-3) if epsilon > 1e-4 * float(least) else 0.0
 
 
-def _scaled(router: Router, ours: Tensor, theirs: Tensor, chosen: Tensor, vectors: Mapping[str, Tensor]) -> Proposal:
+def _scaled(router: Router, seen: Seen, vectors: Mapping[str, Tensor]) -> Proposal:
     """The router with the scale, of all experts or of each, that comes nearest."""
-    large = chosen & (ours.abs() > 1e-3 * ours.abs().amax(1, keepdim=True)) & (ours != 0)
+    ours, theirs = _given(seen, router), seen.weights
+    large = (theirs != 0) & (ours.abs() > 1e-3 * ours.abs().amax(1, keepdim=True)) & (ours != 0)
     ratio = theirs / torch.where(large, ours, 1.0)
+    everywhere = torch.ones(len(ours), dtype=torch.bool)
 
     def miss(scale: Tensor) -> float:
-        size = theirs.abs().amax(1).clamp_min(1e-37)
-        return float(((ours * scale - theirs).abs().amax(1) / size).max()) if len(theirs) else math.inf
+        return seen.miss(ours * scale, everywhere)
 
     if not large.any():
         return Proposal(math.inf, router)
-    common = ratio[large].median()
-    common = torch.tensor(_round(float(common), 1e-5))
+    common = torch.tensor(_round(float(ratio[large].median()), ROUNDING))
     error = miss(common)
     plain = Proposal(error, replace(router, scale=float(common)))
     if error <= TOLERANCE or not large.any(0).all():
@@ -234,7 +284,7 @@ def _scaled(router: Router, ours: Tensor, theirs: Tensor, chosen: Tensor, vector
         same = (vector - each).abs() <= 1e-4 * each.abs()
         if same.all() and miss(vector) <= TOLERANCE:
             return Proposal(miss(vector), replace(router, expert_scale=tuple(vector.tolist())), (name,))
-    fitted = torch.tensor([_round(float(v), 1e-5) for v in each])
+    fitted = torch.tensor([_round(float(v), ROUNDING) for v in each])
     if not torch.isfinite(fitted).all() or miss(fitted) > TOLERANCE:
         return plain
     return Proposal(miss(fitted), replace(router, expert_scale=tuple(fitted.tolist())))
@@ -293,4 +343,4 @@ def _round(value: float, within: float) -> float:
     return value
 
 
-__all__ = ["MARGIN", "TOLERANCE", "Proposal", "Seen", "clear_choices", "solve", "telling_logits", "weigh"]
+__all__ = ["ALMOST", "MARGIN", "TOLERANCE", "Proposal", "Seen", "clear_choices", "solve", "telling_logits", "weigh"]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +20,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 INPUT, RETURN, OVERWRITTEN = "input", "return", "overwritten"
+BENDING = frozenset(  # functions that give back what they get for some values and not for others
+    {"clamp", "clamp_min", "clamp_max", "clip", "hardtanh", "nan_to_num", "minimum", "maximum", "fmin", "fmax",
+     "round", "half", "bfloat16", "to", "type", "threshold", "hardshrink", "softshrink", "where", "masked_fill",
+     "isnan", "isinf", "isfinite", "relu", "trunc", "floor", "ceil"}
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,7 @@ class Call:
     func: Any
     args: Any  # (args, kwargs), each tensor as Ref, Held or the constant it is
     path: str  # of the innermost module
+    line: str = ""  # of the source, for a function that is BENDING
     changed: list[int | None] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
 
@@ -67,16 +75,18 @@ class Recording(TorchFunctionMode):
     """The calls of one run of `module`, and a copy of every value.
 
     `drive` puts other tensors in the place of some results. `outputs` does so for the experts' outputs. Modules are
-    called by their paths below `root`.
+    called by their paths below `root`. `around` says of each expert how many calls before and after it are its own.
     """
 
     def __init__(
         self, module: nn.Module, experts: Sequence[nn.Module], drive: Drive | None = None,
         outputs: Callable[[int, Tensor], Tensor] | None = None, root: str = "",
+        around: Sequence[tuple[int, int]] = (),
     ) -> None:  # fmt: skip
         super().__init__()
         self.module, self.experts, self.root = module, experts, root
         self.drive, self.outputs = drive or {}, outputs
+        self.around = around or [(0, 0)] * len(experts)
         self.calls: list[Call] = []
         self.values: list[Tensor] = []
         self.origin: list[tuple[int, int]] = []  # of a value: its call, and which of the results
@@ -88,6 +98,7 @@ class Recording(TorchFunctionMode):
         self._seen: dict[int, int] = {}  # and how often its storage had been written to then
         self._writes: dict[int, tuple[int, Tensor]] = {}  # of a storage, how often, and through which tensor last
         self._alive: list[Tensor] = []  # so that ids and storages stay unique
+        self._unfinished: dict[int, _Unfinished] = {}  # experts' outputs, by id, that more of their calls follow
         self._paths: list[str] = [""]
         self._paused = False
 
@@ -108,6 +119,9 @@ class Recording(TorchFunctionMode):
         if self._paused:
             return func(*args, **kwargs)
         tensors = {id(t): t for t in leaves((args, kwargs)) if isinstance(t, Tensor)}
+        unfinished = next((self._unfinished[n] for n in tensors if n in self._unfinished), None)
+        if unfinished is not None:
+            return self._finish(unfinished, func(*args, **kwargs))
         named = mapped((args, kwargs), self._name)
         versions = [t._version for t in tensors.values()]
         result = func(*args, **kwargs)
@@ -162,7 +176,7 @@ class Recording(TorchFunctionMode):
         return number
 
     def _enter(self, func: Any, named: Any, results: Sequence[Tensor], changed: Sequence[Tensor]) -> None:
-        call = Call(func, named, self._paths[-1])
+        call = Call(func, named, self._paths[-1], _line() if function_name(func) in BENDING else "")
         at = len(self.calls)
         self.calls.append(call)
         call.changed += [self._current.get(id(tensor)) for tensor in changed]
@@ -208,14 +222,65 @@ class Recording(TorchFunctionMode):
                 if not isinstance(y, Tensor) or not given:
                     return y
                 y = y.view_as(y) if any(y is t for t in given) else y
-                self.used.append((number, given[0].detach().clone(), y.detach().clone()))
-                y = y if self.outputs is None else self.outputs(number, y)
-                self._enter(Expert(number), named, [y], [])
-                return y
+                before, after = self.around[number]
+                x = given[0]
+                if before:
+                    source = self._source(self._current[id(x)], before)
+                    named, x = ((Ref(source),), {}), self.values[source]
+                return self._finish(_Unfinished(number, after + 1, x.detach().clone(), named), y)
             finally:
                 self._paused = False
 
         return run
+
+    def _source(self, value: int, steps: int) -> int:
+        """The value that the last `steps` calls made this one of."""
+        for _ in range(steps):
+            value = next(refs(self.calls[self.origin[value][0]].args))
+        return value
+
+    def _finish(self, expert: _Unfinished, y: Tensor) -> Tensor:
+        """Note what one more of an expert's calls gave; after the last, it is the expert's output."""
+        self._unfinished = {n: e for n, e in self._unfinished.items() if e.number != expert.number}
+        left = expert.left - 1
+        if left:
+            self._alive.append(y)
+            self._unfinished[id(y)] = _Unfinished(expert.number, left, expert.input, expert.named)
+            return y
+        self.used.append((expert.number, expert.input, y.detach().clone()))
+        if self.outputs is not None:  # in its place, where the module may hold on to a tensor written to
+            y = (
+                y.copy_(self.outputs(expert.number, y))
+                if self.around[expert.number][1]
+                else self.outputs(expert.number, y)
+            )
+        self._enter(Expert(expert.number), expert.named, [y], [])
+        return y
+
+
+@dataclass(frozen=True)
+class _Unfinished:
+    """An expert with `left` of its calls to come."""
+
+    number: int
+    left: int
+    input: Tensor
+    named: Any
+
+
+def _line() -> str:
+    """Where in the module's source the call being recorded stands."""
+    frame = sys._getframe(1)
+    own = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(own):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def function_name(func: Any) -> str:
+    """`add` for torch.add, Tensor.add_, Tensor.__iadd__ and aten.add.Tensor alike."""
+    name = str(getattr(func, "__name__", func)).strip("_").partition(".")[0]
+    return {"iadd": "add", "radd": "add", "truediv": "div", "itruediv": "div", "imul": "mul"}.get(name, name)
 
 
 @contextlib.contextmanager
@@ -272,5 +337,5 @@ def refs(structure: Any) -> Iterator[int]:
     return (leaf.value for leaf in leaves(structure) if isinstance(leaf, Ref))
 
 
-__all__ = ["OVERWRITTEN", "Call", "Drive", "Expert", "Held", "Place", "Recording", "Ref", "leaves", "mapped", "refs",
-           "replaced"]  # fmt: skip
+__all__ = ["BENDING", "OVERWRITTEN", "Call", "Drive", "Expert", "Held", "Place", "Recording", "Ref", "function_name",
+           "leaves", "mapped", "refs", "replaced"]  # fmt: skip

@@ -5,18 +5,19 @@ A `Probe` runs the block on rows of its own with these experts. `Watched` is wha
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from colibri.frontends.torch_calls import Rows, rows_of
 from colibri.frontends.torch_moe import Mixture
-from colibri.frontends.torch_program import SHAPES, Program, function_name
-from colibri.frontends.torch_tape import Expert, Recording, refs
+from colibri.frontends.torch_program import SHAPES, Program
+from colibri.frontends.torch_tape import Expert, Recording, function_name, refs
 
 ROWS = 48  # at least, of the recordings in which values are looked for
 TRIED, SIZES = 64, (0.1, 4.0, 16.0)  # of the model's own samples, and factors on random ones, to reach every expert
@@ -34,23 +35,26 @@ class Probe:
     ) -> None:
         self.rows, self.experts = rows, experts
         self._stacked = set() if experts else {id(t) for t in theirs}
+        self._around: Sequence[tuple[int, int]] = ()
+        self._forced: tuple[int, ...] = ()  # logits in whose place others are put, to reach every expert
         self.tokens: Tensor
+        self.more: Tensor
         self.seen: Recording
         self.program: Program
         if like is not None and not experts:
-            self.tokens, self.seen, self.program = like.tokens, like.seen, like.program
+            self.tokens, self.more, self.seen, self.program = like.tokens, like.more, like.seen, like.program
             return
         width = sum(rows.widths)
         samples = max(3, -(-ROWS // rows.per_sample))
         while samples * rows.per_sample in (len(experts), *rows.widths):  # no axis may be mistaken for the rows
             samples += 1
         counts = (samples * rows.per_sample, (samples + 2) * rows.per_sample)
-        self.tokens, more = (torch.randn(n, width, generator=torch.Generator().manual_seed(n)) for n in counts)
-        for tokens in (self.tokens, more):
+        self.tokens, self.more = (torch.randn(n, width, generator=torch.Generator().manual_seed(n)) for n in counts)
+        for tokens in (self.tokens, self.more):
             reaching = self._reaching(tokens)[: len(tokens) - rows.per_sample]
             tokens[: len(reaching)] = reaching
         self.seen = self.record()
-        self.program = Program(self.seen, rows.record(more, experts))
+        self.program = Program(self.seen, rows.record(self.more, experts))
         rows.main = next((n for n in rows.fitting if self._of_experts(self.program.outputs[n])), rows.main)
 
     def _reaching(self, tokens: Tensor) -> Tensor:
@@ -73,19 +77,72 @@ class Probe:
                     break
         return torch.cat(found) if found else tokens[:0]
 
+    @property
+    def unreached(self) -> list[int]:
+        """The experts that no row of one of the recordings was given to."""
+        reached = [{expert for expert, _, _ in run.used} for run in (self.program.one, self.program.two)]
+        return sorted(set(range(len(self.experts))) - (reached[0] & reached[1]))
+
+    def reaching_all(self, logits: int) -> Probe:
+        """The same with other logits in the place of this value, some for each expert."""
+        other = copy.copy(self)
+        other._forced = (logits,)
+        return other._again()
+
+    def of_result(self, result: int, logits: Sequence[int]) -> Probe:
+        """The same, seeing another of the tensors the block returns as its output; `logits` belong to others."""
+        other = copy.copy(self)
+        other._forced = (*self._forced, *logits)
+        other.rows = copy.copy(self.rows)
+        other.rows.main = result
+        return other
+
+    def missing(self, mixture: int) -> list[int]:
+        """The results that need more of the experts than this value."""
+        outputs = self.program.outputs
+        unknown = [n for n in self.rows.fitting if n != self.rows.main and outputs[n] is not None]
+        return [n for n in unknown if self.program.needed([outputs[n] or 0], [mixture]) is None]
+
+    def with_calls(self, around: Sequence[tuple[int, int]]) -> Probe:
+        """The same with so many calls before and after each expert as part of it."""
+        other = copy.copy(self)
+        other._around = around
+        return other._again()
+
+    def _again(self) -> Probe:
+        self.__dict__.pop("_begun", None)
+        self.seen, more = self.driven(self.tokens, {}), self.driven(self.more, {})
+        self.program = Program(self.seen, more)
+        return self
+
     def record(self, outputs: object = None) -> Recording:
         """A recording on the probe's tokens; `outputs` replaces what the experts give."""
-        return self.rows.record(self.tokens, self.experts, outputs=outputs)
+        return self.driven(self.tokens, {}, outputs)
 
-    def driven(self, tokens: Tensor, value: int, logits: Tensor, outputs: object = None) -> Recording:
-        """A recording on other tokens, in which the value is `logits` instead of what is computed."""
-        call, slot = self.program.one.origin[value]
-        shaped = logits.reshape(self.program.sizes(value, len(tokens) // self.rows.per_sample))
-        if call == 0:
+    def driven(self, tokens: Tensor, values: Mapping[int, Tensor], outputs: object = None) -> Recording:
+        """A recording on other tokens, in which these values have other rows than those that are computed."""
+        drive: dict[tuple[int, int], Tensor] = {}
+        if values or self._forced:
+            forced = {value: self._for_each(len(tokens)) for value in self._forced}
             inputs = self.rows.split(tokens)
-            inputs[slot] = shaped
-            return self.rows.record(self.rows.joined(inputs), self.experts, outputs=outputs)
-        return self.rows.record(tokens, self.experts, {(call, slot): shaped}, outputs)
+            for value, rows in {**forced, **values}.items():
+                call, slot = self.program.one.origin[value]
+                shaped = rows.reshape(self.program.sizes(value, len(tokens) // self.rows.per_sample))
+                if call == 0:
+                    inputs[slot] = shaped
+                else:
+                    drive[call, slot] = shaped
+            tokens = self.rows.joined(inputs)
+        return self.rows.record(tokens, self.experts, drive, outputs, self._around)
+
+    def _for_each(self, count: int) -> Tensor:
+        """Logits that speak for one expert after the other, and less so for the next."""
+        experts = len(self.experts)
+        logits = torch.randn(count, experts, generator=torch.Generator().manual_seed(9))
+        row = torch.arange(count)
+        logits[row, row % experts] += 8.0
+        logits[row, (row + 1) % experts] += 4.0
+        return logits
 
     # --- values -------------------------------------------------------------------------------------------------------
 
@@ -179,18 +236,21 @@ class Watched:
         self.widths = [probe.width(logits), probe.width(z)]
         self.output = probe.output  # the block's main output
 
-    def __call__(self, inputs: Sequence[Tensor], mixture: Mixture) -> list[Tensor | None]:
-        """The block's outputs."""
+    def __call__(
+        self, inputs: Sequence[Tensor], mixture: Mixture, known: dict[int, Tensor] | None = None
+    ) -> list[Tensor | None]:
+        """The block's outputs; `known` keeps the values computed, for other mixtures in the same program."""
         program, (experts, width) = self.program, self.widths
-        env = dict(zip(program.inputs, inputs, strict=True))
+        env = {} if known is None else known
+        env.update(zip(program.inputs, inputs, strict=True))
         logits, z, *base = program.replay([self.logits, self.z, *self._bases], env)
         y = mixture(z.reshape(-1, width), logits.reshape(-1, experts))
         y = y.reshape(program.sizes(self.mixture, inputs[0].shape[0]))
         env[self.mixture] = y + base[0].reshape(y.shape) if base else y
         outs: list[Tensor | None] = []
         for value in program.outputs:
-            known = value is not None and program.needed([value], list(env)) is not None
-            outs += program.replay([value], env) if known and value is not None else [None]
+            follows = value is not None and program.needed([value], list(env)) is not None
+            outs += program.replay([value], env) if follows and value is not None else [None]
         return outs
 
     @property

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from colibri import options
 from colibri.errors import ExportError
 from colibri.graph import Array, Graph, Node, Router, absent_expert, expert_numbers, is_absent
 from colibri.passes.rewrite import rebuild
@@ -45,8 +46,7 @@ class Selection:
     experts: tuple[Expert, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ExportError(f"prune {self.mode!r} is not one of {', '.join(MODES)}")
+        options.choice("prune", self.mode, MODES)
 
 
 PROVEN = Selection()

@@ -15,6 +15,7 @@ import numpy as np
 from colibri.errors import ExportError
 from colibri.graph import Array, Graph, Node, is_absent
 from colibri.quantize import formats
+from colibri.quantize.lift import lifted
 from colibri.quantize.report import relative_error, weight_error
 from colibri.reference.interpreter import Trace, run
 from colibri.reference.ops import quantize_rows
@@ -90,6 +91,8 @@ def quantize(
     """
     _check(dtype, rows, activations, budget, max_error)
     rows = None if rows is None else [_spread(x, _MOST_ROWS) for x in rows]
+    if dtype in ("fp16", "int4", "mixed"):
+        graph = lifted(graph, router_linears(graph))
     # Only integer formats look at the inputs; a run of the whole model is not spent on the others.
     tensors = _tensors(graph, None if dtype in ("fp32", "fp16") else rows)
     kinds = DTYPES[:-1] if dtype == "mixed" else tuple(dict.fromkeys(("fp32", dtype)))
@@ -151,7 +154,8 @@ def _tensors(graph: Graph, rows: Sequence[Array] | None) -> list[_Tensor]:
                 tokens = trace.values[node.inputs[0]].reshape(-1, tokens.shape[1])
                 mine = (trace.routes[layer].reshape(len(tokens), -1) == e).any(axis=1)
                 frequency = float(mine.mean())
-                run(expert, [tokens[mine]], values)
+                if mine.any():
+                    run(expert, [tokens[mine]], values)
             for tensor in _weights(expert, (node.output, e), values.values, set()):
                 tensors.append(replace(tensor, frequency=frequency))
     return tensors
@@ -344,6 +348,30 @@ def _own_error(tensor: _Tensor, kind: str, activations: str) -> float:
         q, scale = quantize_rows(x)
         read = np.asarray(q * np.repeat(scale, ACTIVATION_GROUP, axis=1)[:, : x.shape[1]], np.float32)
     return relative_error(x @ tensor.matrix.T, read @ dense(weight).T)
+
+
+def own_errors(
+    reference: Graph, new: Graph, rows: Sequence[Array], activations: str
+) -> list[tuple[str, float, float, float]]:
+    """For every quantised matrix that rows reach: its name, its relative error on the inputs it sees, and the largest
+    and the least size (root mean square) of one of these."""
+    graph = (
+        lifted(reference, router_linears(reference)) if set(reference.constants) != set(new.constants) else reference
+    )
+    graphs = {("", -1): new}
+    for node in new.moe_nodes():
+        graphs |= {(node.output, e): body for e, body in enumerate(node.attrs["experts"])}
+    found = []
+    for tensor in _tensors(graph, rows):
+        layer, expert, name = tensor.key
+        stored = graphs[layer, expert].constants.get(name)
+        if tensor.seen is None or stored is None or isinstance(stored, np.ndarray):
+            continue
+        tensor.options["stored"] = loaded(stored)
+        sizes = np.sqrt(np.square(tensor.seen.astype(np.float64)).mean(axis=0))
+        error = tensor.frequency * _own_error(tensor, "stored", activations)
+        found.append((tensor.name, error, float(sizes.max()), float(sizes.min())))
+    return found
 
 
 def _spread(rows: Array, most: int) -> Array:

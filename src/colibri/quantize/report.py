@@ -117,6 +117,11 @@ def measure(reference: Graph, quantised: Graph, rows: Sequence[Array], scorer: S
         traces.append(Trace())
         outputs.append(run(graph, rows, traces[-1]))
     want, have, bare = (trace.values for trace in traces)
+    for name in reference.outputs:
+        if not np.isfinite(want[name]).any():
+            raise ExportError(
+                f"output {name} is NaN or infinite on every row, so what a format costs cannot be measured"
+            )
 
     def difference(name: str) -> Difference:
         delta = _delta(want[name], have[name])
@@ -129,9 +134,18 @@ def measure(reference: Graph, quantised: Graph, rows: Sequence[Array], scorer: S
             reference.moe_nodes(), traces[0].routes, traces[1].routes, traces[0].logits, strict=True
         )
     ]
-    metric = Metric(*(float(scorer(y)) for y in outputs)) if scorer is not None else None
+    metric = None if scorer is None else Metric(*(_scored(scorer, y) for y in outputs))
     return Quality(len(outputs[0][0]), list(map(difference, layers)), list(map(difference, reference.outputs)), flips,
                    metric)  # fmt: skip
+
+
+def _scored(scorer: Scorer, outputs: list[Array]) -> float:
+    try:
+        return float(scorer(outputs))
+    except Exception as error:
+        raise ExportError(
+            f"scorer, given the list of outputs, gives no number: {type(error).__name__}: {error}"
+        ) from None
 
 
 def without_residuals(graph: Graph) -> Graph:

@@ -215,6 +215,7 @@ BINARY: dict[str, Callable[[Array, Array], Any]] = {
     "div": lambda a, b: a / b,
     "maximum": lambda a, b: np.where((a > b) | (a != a), a, b),
     "minimum": lambda a, b: np.where((a < b) | (a != a), a, b),
+    "fill": lambda a, b: np.where(b != b, a, b),
 }
 
 
@@ -229,12 +230,7 @@ def route(logits: Array, router: Router) -> tuple[np.ndarray[Any, np.dtype[np.in
     The k largest keys are chosen, equal ones in the order of their index; a NaN counts as -inf. Without bias and groups
     the keys are the logits, whose order is the scores' order. The weights are computed from the logits as they are.
     """
-    keys = logits
-    if router.keyed:
-        keys = _scores(logits, router)
-        keys = keys + np.array(router.bias, F) if router.bias else keys
-        keys = _of_best_groups(keys, router)
-    chosen = _largest(keys, router.k)
+    chosen = _largest(route_keys(logits, router), router.k)
     if router.score == "sparse_mixer":
         weights = _sparse_mix(logits, chosen, F(router.epsilon))
     elif router.normalize == "one":
@@ -251,6 +247,15 @@ def route(logits: Array, router: Router) -> tuple[np.ndarray[Any, np.dtype[np.in
     if router.expert_scale:
         weights = weights * np.array(router.expert_scale, F)[chosen]
     return chosen, np.asarray(weights, F)
+
+
+def route_keys(logits: Array, router: Router) -> Array:
+    """What the experts are chosen by (rows, experts), the largest first."""
+    if not router.keyed:
+        return logits
+    keys = _scores(logits, router)
+    keys = keys + np.array(router.bias, F) if router.bias else keys
+    return _of_best_groups(keys, router)
 
 
 def _largest(keys: Array, k: int) -> np.ndarray[Any, np.dtype[np.int32]]:
