@@ -14,7 +14,6 @@ import argparse
 import json
 import re
 import shutil
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -139,8 +138,8 @@ def measure(variant: Variant, work: Work, empty: dict[str, int]) -> Row:
     folder = fresh(work.folder / re.sub(r"\W+", "-", f"{variant.name} {variant.dtype}".lower()))
     if variant.prepare is not None:
         variant.prepare(work.headers, folder)
-    image, peer = link(variant, work, folder)
-    return _row(variant, image, _constants(image, peer), work, empty)
+    image, peer = link(variant, work.headers, folder)
+    return _row(variant, image, constants(image, peer), work, empty)
 
 
 def fresh(folder: Path) -> Path:
@@ -150,11 +149,11 @@ def fresh(folder: Path) -> Path:
     return folder
 
 
-def link(variant: Variant, work: Work, folder: Path) -> tuple[Path, Path]:
+def link(variant: Variant, headers: Path, folder: Path) -> tuple[Path, Path]:
     """The image and the object of the variant in it, with the flags of the example's own program."""
     target = targets.find(BOARD.target)
     flags = [*target.flags, "-O2", "-ffunction-sections", "-fdata-sections", f"-DBOARD_MHZ={BOARD.mhz}",
-             f"-I{folder}", f"-I{HERE}", f"-I{BOARDS}", f"-I{work.headers}"]  # fmt: skip
+             f"-I{folder}", f"-I{HERE}", f"-I{BOARDS}", f"-I{headers}"]  # fmt: skip
     peer = folder / "peer.o"
     plus = variant.source.endswith(".cpp")
     compiler = target.compiler.replace("gcc", "g++") if plus else target.compiler
@@ -176,7 +175,7 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
-def _constants(image: Path, peer: Path) -> int:
+def constants(image: Path, peer: Path) -> int:
     """Bytes of the variant's own constants that are in the image."""
     tool = targets.find(BOARD.target).compiler.replace("gcc", "nm")
     own, linked = (
@@ -191,11 +190,16 @@ def image_bytes(image: Path) -> dict[str, int]:
     return {"flash": sum(sections.get(s, 0) for s in FLASH), "ram": sum(sections.get(s, 0) for s in RAM)}
 
 
-def _row(variant: Variant, image: Path, constants: int, work: Work, empty: dict[str, int]) -> Row:
+def run(image: Path) -> tuple[dict[str, int], NDArray[np.float32]]:
+    """What the harness says of a variant, stack and instructions, and its answers."""
     printed = firmware.run(image, BOARD)
     values = {name: int(value, 16) for name, value in re.findall(r"^(stack|instructions) (0x\w{8})$", printed, re.M)}
-    found = re.findall(r"^output (0x\w{8})$", printed, re.M)
-    answers = np.array([struct.unpack("<f", struct.pack("<I", int(bits, 16)))[0] for bits in found])
+    bits = [int(word, 16) for word in re.findall(r"^output (0x\w{8})$", printed, re.M)]
+    return values, np.array(bits, np.uint32).view(np.float32)
+
+
+def _row(variant: Variant, image: Path, weight_bytes: int, work: Work, empty: dict[str, int]) -> Row:
+    values, answers = run(image)
     if answers.shape != work.exact.shape:
         raise LeftOut(f"gave {len(answers)} of {len(work.exact)} answers")
     error = float(np.abs(answers - work.exact).max())
@@ -208,8 +212,8 @@ def _row(variant: Variant, image: Path, constants: int, work: Work, empty: dict[
         raise LeftOut(f"wrong: MAPE {mape:.3f} % instead of {float_mape:.3f} %")
     size = image_bytes(image)
     return Row(
-        variant, size["flash"] - empty["flash"] - constants, constants, size["ram"] - empty["ram"], values["stack"],
-        values["instructions"], error, mape,
+        variant, size["flash"] - empty["flash"] - weight_bytes, weight_bytes, size["ram"] - empty["ram"],
+        values["stack"], values["instructions"], error, mape,
     )  # fmt: skip
 
 
@@ -217,24 +221,40 @@ def colibri(dtype: str, work: Work, empty: dict[str, int], program: str = "colib
     """As the example links it; its answers must also be this machine's, to the last bit."""
     image, made = _link_colibri(dtype, work, program)
     row = _row(Variant("**Colibri**", program, dtype), image, len(made.image), work, empty)
-    printed = re.findall(r"^output (0x\w{8})$", firmware.run(image, BOARD), re.M)
-    here = np.ascontiguousarray(engine.load(made.image)(work.rows), "<f4").view("<u4").ravel()
-    if [int(bits, 16) for bits in printed] != here.tolist():
+    here = np.ascontiguousarray(engine.load(made.image)(work.rows), np.float32).ravel()
+    if run(image)[1].tobytes() != here.tobytes():
         raise LeftOut(f"Colibri's {dtype} answers are not this machine's")
     return row
 
 
 def _link_colibri(dtype: str, work: Work, program: str) -> tuple[Path, exporter.Export]:
     made, _ = firmware.export(dtype)
-    folder = fresh(work.folder / f"{Path(program).stem}-{dtype}")
+    return link_colibri(made, work.rows, fresh(work.folder / f"{Path(program).stem}-{dtype}"), program), made
+
+
+def link_colibri(made: exporter.Export, rows: NDArray[np.float32], folder: Path, program: str = "colibri.c") -> Path:
+    """An export with the harness, as the example links its own."""
     for file in (HERE / "harness.c", HERE / "harness.h", BOARDS / "board.h"):
         shutil.copy(file, folder)  # where the example's command looks for files
-    return firmware.link(made, work.rows, BOARD, folder, str(HERE / "peers" / program))[0], made
+    return firmware.link(made, rows, BOARD, folder, str(HERE / "peers" / program))[0]
+
+
+def write_rows(rows: NDArray[np.float32], folder: Path) -> None:
+    """rows.h, as the harness includes it."""
+    text = ",\n".join("{" + ", ".join(f"{float(x).hex()}f" for x in row) + "}" for row in rows)
+    (folder / "rows.h").write_text(
+        f"#define ROWS {len(rows)}\nstatic const float rows[ROWS][{rows.shape[1]}] = {{\n{text}}};\n"
+    )
 
 
 def profile(dtype: str, folder: Path) -> dict[str, int]:
     """Colibri's instructions by function, of a few forecasts."""
     image, _ = _link_colibri(dtype, prepare(folder, Path("none"), PROFILED), "colibri.c")
+    return by_function(image)
+
+
+def by_function(image: Path) -> dict[str, int]:
+    """A harness image's instructions by function."""
     nm = targets.find(BOARD.target).compiler.replace("gcc", "nm")
     return profile_image.by_function(image, BOARD.command, nm)
 
@@ -248,10 +268,7 @@ def prepare(folder: Path, peers_python: Path, rows: int | None = None) -> Work:
     exact = weights.activations(checkpoint, split.features)["answers"]
     work = Work(split.features, exact, split, folder, peers_python)
     weights.write(checkpoint, data.split(demand, data.VALIDATION).features, work.headers)
-    text = ",\n".join("{" + ", ".join(f"{float(x).hex()}f" for x in row) + "}" for row in split.features)
-    (work.headers / "rows.h").write_text(
-        f"#define ROWS {len(exact)}\nstatic const float rows[ROWS][{split.features.shape[1]}] = {{\n{text}}};\n"
-    )
+    write_rows(split.features, work.headers)
     return work
 
 
@@ -273,7 +290,7 @@ def main() -> None:
 
     # Absolute, for the tools run elsewhere; not resolved, since a virtual environment's interpreter is a link.
     work = prepare(options.folder.absolute(), options.peers_python.absolute())
-    image, _ = link(Variant("empty", "empty.c", "fp32"), work, fresh(work.folder / "empty"))
+    image, _ = link(Variant("empty", "empty.c", "fp32"), work.headers, fresh(work.folder / "empty"))
     empty = image_bytes(image)
     table: list[Row] = []
     left_out: list[tuple[Variant, str]] = []
@@ -308,7 +325,10 @@ def main() -> None:
     if options.publish:
         if left_out:
             raise SystemExit("not published: a row is missing")
-        (ROOT / "docs/firmware.md").write_text(page.page(table, counts, profiles, facts), encoding="utf-8")
+        import stream  # which uses this module
+
+        text = page.page(table, counts, profiles, facts, stream.section(stream.measured()))
+        (ROOT / "docs/firmware.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

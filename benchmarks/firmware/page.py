@@ -11,6 +11,7 @@ from hand_count import Count
 Counts = Mapping[str, Count]
 Profiles = Mapping[str, Mapping[str, int]]  # instructions by function, by precision
 SHOWN = 10  # functions of a profile
+BEHIND_STREAM = "## The hand count\n"
 
 # Figures that others publish: what of, the figure, where.
 PUBLISHED = (
@@ -159,8 +160,8 @@ def _against_dense(rows: Sequence[Row]) -> str:
     return f"{100 * mine.instructions / min(r.instructions for r in rows if r.variant.dense):.0f} %"
 
 
-def page(rows: Sequence[Row], found: Counts, by_function: Profiles, facts: Facts) -> str:
-    """The whole of docs/firmware.md."""
+def page(rows: Sequence[Row], found: Counts, by_function: Profiles, facts: Facts, stream: str) -> str:
+    """The whole of docs/firmware.md; `stream` is the section of stream.py."""
     macs = found["int8"].macs
     return f"""# Firmware beside its peers
 
@@ -241,8 +242,7 @@ Where Colibri's instructions are, mean of a few forecasts, an inlined function b
 - **in the style of onnx2c**: a small generator written for this comparison (`onnx_style.py`), after what onnx2c's
   templates write; onnx2c itself is neither in PyPI nor in Debian, and *its own code was not measured*.
 
-## The hand count
-
+{stream}{BEHIND_STREAM}
 What the arithmetic asks for at the least, counted from the architecture (`benchmarks/firmware/hand_count.py`):
 
 {counts(found, rows)}

@@ -47,7 +47,7 @@ def _matrices(weights: Weights) -> dict[str, tuple[Floats, Floats]]:
     }
 
 
-def _array(ctype: str, name: str, values: NDArray[np.generic]) -> str:
+def array(ctype: str, name: str, values: NDArray[np.generic]) -> str:
     """`values` (…, n) as a C array; all axes but a leading one of experts are one."""
     rows = values.reshape(len(values), -1) if name.startswith(("first", "second")) else values.reshape(1, -1)
     text = [", ".join(x.hex() + "f" if isinstance(x, float) else str(x) for x in row.tolist()) for row in rows]
@@ -58,7 +58,7 @@ def _array(ctype: str, name: str, values: NDArray[np.generic]) -> str:
 
 
 def _header(arrays: Iterable[tuple[str, str, NDArray[np.generic]]], *more: str) -> str:
-    return "".join(["#include <stdint.h>\n", SIZES, *more, *(_array(*array) for array in arrays)])
+    return "".join(["#include <stdint.h>\n", SIZES, *more, *(array(*array) for array in arrays)])
 
 
 def _four_rows(w: NDArray[np.generic], unit: int) -> NDArray[np.generic]:
@@ -96,7 +96,7 @@ def q16(weights: Weights) -> str:
     return text.replace("static const float ", "static constexpr Value ")
 
 
-def _rows_int8(w: Floats) -> tuple[NDArray[np.int8], Floats]:
+def rows_int8(w: Floats) -> tuple[NDArray[np.int8], Floats]:
     """Rounded rows, their columns padded with zeros to whole words, and the rows' scales (float32)."""
     scale = np.abs(w).max(-1) / np.float32(127)
     q = np.rint(w / scale[..., None]).astype(np.int8)
@@ -104,7 +104,7 @@ def _rows_int8(w: Floats) -> tuple[NDArray[np.int8], Floats]:
     return np.concatenate([q, np.zeros((*q.shape[:-1], pad), np.int8)], -1), scale.astype(np.float32)
 
 
-_WORDS = "_Alignas(4) int8_t"
+WORDS = "_Alignas(4) int8_t"
 
 
 def int8(weights: Weights, packed: bool = False) -> str:
@@ -115,9 +115,9 @@ def int8(weights: Weights, packed: bool = False) -> str:
         ("float", "gate_float", matrices["gate"][0]), ("float", "head_float", head), ("float", "head_bias", head_bias)
     ]  # fmt: skip
     for name, (w, bias) in matrices.items():
-        rows, scale = _rows_int8(w)
+        rows, scale = rows_int8(w)
         q = _four_rows(rows, 4) if packed else rows
-        arrays += [(_WORDS, f"{name}_weight", q), ("float", f"{name}_scale", scale), ("float", f"{name}_bias", bias)]
+        arrays += [(WORDS, f"{name}_weight", q), ("float", f"{name}_scale", scale), ("float", f"{name}_bias", bias)]
     return _header(arrays, f"enum {{ FEATURES_WORDS = {PADDED // 4} }};\n")
 
 
@@ -132,7 +132,7 @@ def affine(weights: Weights, calibration: Floats) -> str:
     hidden_scale, out_scale = (
         np.array([seen[name][e][used[e]].max() / 255 for e in range(EXPERTS)]) for name in ("hidden", "out")
     )
-    made = {name: (*_rows_int8(w), bias) for name, (w, bias) in _matrices(weights).items()}
+    made = {name: (*rows_int8(w), bias) for name, (w, bias) in _matrices(weights).items()}
 
     def dense(name: str, scale: NDArray[np.float64], zero: int) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
         """Scales of the sums (…, rows), and the biases in their units; input scales are of shape (…, 1)."""

@@ -49,8 +49,8 @@ static int run(colibri_context_t *ctx, const float *input, float *output, int ba
     RETURN_IF(ctx->seal != clb_seal(ctx), COLIBRI_ERR_DAMAGED);
     const clb_header *header = (const clb_header *)(const void *)ctx->model;
     const uint32_t samples = (uint32_t)batch_size, tokens = CLB_USED_TEXT ? header->context_tokens : 0;
-    const int reads = CLB_USED_TEXT && header->encoder_ops != 0 && ctx->source == 0; /* the source text */
-    const int part = !reads && ctx->tail > 0 && ctx->tail < batch_size;              /* of the output */
+    const int reads = CLB_USED_SOURCE && header->encoder_ops != 0 && ctx->source == 0; /* the source text */
+    const int part = CLB_USED_BATCH && !reads && ctx->tail > 0 && ctx->tail < batch_size; /* of the output */
     const uint32_t position = reads ? 0 : ctx->position;
     const int room = tokens == 0 || (position <= tokens && samples <= tokens - position && ctx->source <= tokens);
     RETURN_IF(input == NULL || output == NULL, COLIBRI_ERR_NULL);

@@ -43,7 +43,7 @@ uint64_t clb_work_of(const clb_op *op, const clb_tensor *tensors, uint32_t token
     case CLB_OP_REDUCE: return clb_times(clb_times(rows, (uint64_t)d[0] * d[1]), d[2]);
     case CLB_OP_CACHE: return rows * ((uint64_t)d[0] + d[1]);
     case CLB_OP_ATTENTION: return clb_plus(rows * ((uint64_t)d[0] + d[1]), looked_at(op, tokens));
-    case CLB_OP_DELAY: return 2 * (uint64_t)d[0];
+    case CLB_OP_DELAY: return (rows + 1) * d[0];
     default: return rows * d[0]; /* softmax, norms, quantize, embed, rope */
     }
 }

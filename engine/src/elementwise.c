@@ -30,6 +30,9 @@ CLB_STATIC_WALK void map_row(const clb_kernels *kernels, const clb_op *op, const
         if (b != NULL) {
             kernels->binary(op->func, x, gather(b + i * sb, sb, count, right), y, count);
         }
+        if (op->after != CLB_UNARY_IDENTITY) {
+            kernels->unary(op->after, 0.0f, 0.0f, y, y, count);
+        }
         for (size_t j = 0; so != 1 && j < count; ++j) {
             out[(i + j) * so] = result[j];
         }

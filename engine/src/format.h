@@ -115,7 +115,7 @@ typedef struct {
     clb_operand a, b, out, work;
     uint32_t w0, w1, w2, dims[4], sa[4], sb[4], so[4];
     float p0, p1;
-    uint32_t before;
+    uint16_t before, after;
 } CLB_ALIAS clb_op;
 _Static_assert(sizeof(clb_op) == 192, "no padding");
 

@@ -17,9 +17,9 @@
 #define memset __builtin_memset
 #endif
 
-/* An exported model.c includes the engine's files as one unit (generated.h): nothing in them is seen from outside. Where the
- * model has few operations (CLB_FOLDED), what walks the program is folded with their records into straight code; more of
- * them share it, and keep their records. */
+/* An exported model.c includes the engine's files as one unit (generated.h): nothing in them is seen from outside. Where that
+ * takes little flash (CLB_FOLDED), what walks the program is folded with its records into straight code; otherwise
+ * operations share it, and keep their records. */
 #if defined(COLIBRI_GENERATED)
 #define CLB_INTERNAL static __attribute__((unused))
 #else
@@ -40,8 +40,15 @@
 #define CLB_USED_PRODUCTS (~0ull)
 #define CLB_USED_PRODUCTS_Q (~0ull)
 #define CLB_USED_RESIDUAL 1
-#define CLB_USED_TEXT 1 /* a context, and with it perhaps a tail */
+#define CLB_USED_TEXT 1   /* a context */
+#define CLB_USED_SOURCE 1 /* a source text before the text */
+#define CLB_USED_BATCH 1  /* several samples at once */
 #define CLB_USED_COMPUTED 1 /* matrices that are no tensors */
+#endif
+
+/* Generated code with many products, of one row each, calls one function for all of a format where lanes are no vector. */
+#if !defined(CLB_SHARED_PRODUCTS)
+#define CLB_SHARED_PRODUCTS 0
 #endif
 #define USED(which, number) (CLB_USED_##which >> (number) & 1)
 
@@ -312,7 +319,7 @@ static inline void clb_run_task(void *arg, uint32_t index)
 #define CLB_SPREAD(ctx, worth, task, arg, count)                                                                       \
     do {                                                                                                               \
         const uint32_t tasks = count;                                                                                  \
-        if (!CLB_SCALAR && (worth) && tasks > 1) {                                                                                    \
+        if (!CLB_SCALAR && (worth) && tasks > 1) {                                                                     \
             clb_task one_of_them = {task, arg};                                                                        \
             (ctx)->parallel((ctx)->parallel_user, clb_run_task, &one_of_them, tasks);                                  \
             clb_standard(); /* a hook may have left another control word */                                            \

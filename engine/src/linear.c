@@ -33,6 +33,31 @@ CLB_INTERNAL uint64_t clb_residual_cells(uint32_t rows, uint32_t cols)
     return (uint64_t)clb_ceil(rows, CLB_CELL_ROWS) * clb_ceil(cols, CLB_CELL_COLS);
 }
 
+/* A matrix without a residual. */
+CLB_STATIC_WALK clb_matrix matrix_of(const void *blocks, const float *bias, uint32_t layout, uint32_t code, uint32_t cols,
+                                     uint32_t outputs)
+{
+    return (clb_matrix){
+        .blocks = blocks, .bias = bias, .layout = layout, .cols = cols, .outputs = outputs,
+        .stride = (size_t)clb_block_bytes(layout, cols), .quantized = code == CLB_OP_LINEAR_Q,
+        .scaled = layout == CLB_LAYOUT_ROWS8_I8,
+        .from_bias = layout == CLB_LAYOUT_ROWS8_F32 || layout == CLB_LAYOUT_ROWS8_F16,
+    };
+}
+
+#if CLB_SHARED_PRODUCTS
+/* All of a matrix times one row. It takes numbers, which a folded call has at hand, and no structs, which it would fill. */
+static __attribute__((noinline)) void shared_product(const void *blocks, const float *bias, const float *x, float *out,
+                                                     uint32_t layout, uint32_t code, uint32_t cols, uint32_t outputs)
+{
+    const clb_matrix matrix = matrix_of(blocks, bias, layout, code, cols, outputs);
+    const clb_tile tile = {.rows = 1, .computed = 1, .a = {x}, .out = {out}};
+    for (uint32_t at = 0; at < clb_ceil(outputs, CLB_LANES); ++at) {
+        panel(&matrix, &tile, at, 1);
+    }
+}
+#endif
+
 /* Task `index`: its chunk of the matrix, for every row. */
 CLB_STATIC_WALK void run_chunk(void *arg, uint32_t index)
 {
@@ -46,9 +71,14 @@ CLB_STATIC_WALK void run_chunk(void *arg, uint32_t index)
     tile.w0 = tile.w1 = NULL;
     while (sample < t->samples) {
         clb_next_tile(op, t->samples, t->frame, &sample, &row, &tile);
+#if CLB_SHARED_PRODUCTS
+        shared_product(t->matrix.blocks, t->matrix.bias, tile.a[0], tile.out[0], t->matrix.layout, op->code,
+                       t->matrix.cols, t->matrix.outputs);
+#else
         for (uint32_t at = first; at < end; at += CLB_PANEL) {
             CLB_PANEL_OF(kernels)(&t->matrix, &tile, at, clb_min(end - at, CLB_PANEL));
         }
+#endif
         if (CLB_USED_RESIDUAL && t->matrix.residual != NULL) {
             kernels->residual(&t->matrix, &tile, first / CELL_BLOCKS, clb_ceil(end, CELL_BLOCKS));
         }
@@ -65,13 +95,10 @@ CLB_STATIC_WALK void multiply_by(const void *blocks, uint32_t layout, const clb_
     const colibri_context_t *ctx = frame->ctx;
     product_task t = {
         .op = op, .frame = frame, .first = first, .samples = samples, .blocks = clb_ceil(op->dims[1], CLB_LANES),
-        .matrix.layout = layout, .matrix.cols = op->dims[0], .matrix.outputs = op->dims[1],
-        .matrix.blocks = blocks, .matrix.stride = (size_t)clb_block_bytes(layout, op->dims[0]),
-        .matrix.bias = (const float *)(const void *)clb_tensor_at(frame, op->w1),
-        .matrix.residual = clb_tensor_at(frame, op->w2), .matrix.quantized = op->code == CLB_OP_LINEAR_Q,
-        .matrix.scaled = layout == CLB_LAYOUT_ROWS8_I8,
-        .matrix.from_bias = layout == CLB_LAYOUT_ROWS8_F32 || layout == CLB_LAYOUT_ROWS8_F16,
+        .matrix = matrix_of(blocks, (const float *)(const void *)clb_tensor_at(frame, op->w1), layout, op->code,
+                            op->dims[0], op->dims[1]),
     };
+    t.matrix.residual = clb_tensor_at(frame, op->w2);
     if (t.matrix.residual != NULL) {
         const uint64_t index = 4 * (clb_residual_cells(op->dims[1], op->dims[0]) + 1);
         t.matrix.entries = (uint32_t)((frame->tensors[op->w2].bytes - index) / 4);

@@ -58,6 +58,14 @@ CLB_STATIC_WALK void multiply(const clb_matrix *m, const uint8_t *at, uint32_t o
 #undef TIMES
 }
 
+/* Sums begin with what n of them start from. */
+static inline void begin(float *total, const float *start, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; ++i) {
+        total[i] = start[i];
+    }
+}
+
 /* The sum of a quantised row's inputs from `start` to below `end`, multiples of a group but for the row's end. */
 static inline UNUSED uint32_t inputs_of(const clb_record *x, uint32_t start, uint32_t end)
 {
@@ -88,19 +96,20 @@ OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
     const uint8_t *matrix = m->blocks + first * m->stride;
     const float *scale = (const float *)(const void *)matrix, *bias = m->bias == NULL ? NULL : m->bias + at;
     const float *const sums = m->from_bias ? bias : NULL;
+    const int whole = CLB_SHARED_PRODUCTS && outputs == CLB_LANES; /* a constant number: moves, and no call of memcpy */
     for (uint32_t row = 0; row < (CLB_TILE == 1 ? 1 : tile->computed); ++row) {
         UNROLL for (uint32_t i = 0; i < width; ++i) {
             total[row][i] = 0.0f;
         }
         const float *start = m->adds ? tile->out[row] + at : sums;
-        if (CLB_SCALAR) { /* a plain copy would be a call of memcpy on some small cores */
+        if (start != NULL && whole) {
+            begin(total[row], start, CLB_LANES);
+        } else if (CLB_SCALAR) { /* a plain copy would be a call of memcpy on some small cores */
             UNROLL for (uint32_t i = 0; i < CLB_LANES; ++i) {
                 total[row][i] = start != NULL && i < outputs ? start[i] : 0.0f;
             }
-            continue;
-        }
-        for (uint32_t i = 0; start != NULL && i < outputs; ++i) {
-            total[row][i] = start[i];
+        } else if (start != NULL) {
+            begin(total[row], start, outputs);
         }
     }
     multiply(m, matrix, outputs, tile, total);
@@ -111,7 +120,11 @@ OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
         scale = scales;
     }
     for (uint32_t row = 0; row < rows; ++row) {
-        finish(which, tile->out[row] + at, total[row], outputs, scale, bias);
+        if (whole) {
+            finish(which, tile->out[row] + at, total[row], CLB_LANES, scale, bias);
+        } else {
+            finish(which, tile->out[row] + at, total[row], outputs, scale, bias);
+        }
     }
 }
 

@@ -117,7 +117,7 @@ CLB_WALK void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t first,
     const uint64_t floats = CLB_SCALAR || frame->ctx->parallel == NULL ? CLB_LIMIT + 1ull
                             : (uint64_t)(op->dims[0] | !op->dims[0]) * (op->dims[1] | !op->dims[1]) *
                                   (op->dims[2] | !op->dims[2]) * (op->dims[3] | !op->dims[3]);
-    const int spread = floats <= CLB_LIMIT && all * floats > TASK_FLOATS;
+    const int spread = !CLB_SCALAR && floats <= CLB_LIMIT && all * floats > TASK_FLOATS;
     if (spread) {
         const size_t tiles = (size_t)(TASK_FLOATS / (floats * CLB_TILE));
         task.rows = (tiles != 0 ? tiles : 1) * CLB_TILE;

@@ -308,20 +308,36 @@ CLB_WALK void clb_rope(const clb_op *op, uint32_t samples, const clb_frame *fram
     }
 }
 
+/* n floats, which may overlap in a hostile file. */
+CLB_STATIC_WALK void copy(float *to, const float *from, size_t n)
+{
+    if (!CLB_SCALAR) {
+        memmove(to, from, n * sizeof *to);
+        return;
+    }
+    for (size_t i = 0; i < n; ++i) {
+        to[i] = from[i];
+    }
+}
+
+/* Row r recalls what came in `dims[1] - r · sa[0]` positions before. */
 CLB_WALK void clb_delay(const clb_op *op, uint32_t samples, const clb_frame *frame)
 {
-    const size_t n = op->dims[0], steps = op->dims[1], slots = op->dims[2];
+    const size_t n = op->dims[0], slots = op->dims[2];
     float *kept = (float *)(void *)(frame->arena + op->work.offset);
     for (uint32_t s = 0; s < samples && op->a.space != CLB_SPACE_NONE; ++s) {
-        memmove(kept + (frame->position + s) % slots * n, clb_locate(&op->a, frame, NULL, s, 0), n * sizeof *kept);
+        copy(kept + (frame->position + s) % slots * n, clb_locate(&op->a, frame, NULL, s, 0), n);
     }
     for (uint32_t s = 0; s < samples && op->out.space != CLB_SPACE_NONE; ++s) {
         const size_t position = (size_t)frame->position + s;
-        float *out = (float *)(uintptr_t)clb_locate(&op->out, frame, NULL, s, 0);
-        if (position < steps) {
-            memset(out, 0, n * sizeof *out);
-        } else {
-            memmove(out, kept + (position - steps) % slots * n, n * sizeof *out);
+        for (uint32_t row = 0; row < op->rows; ++row) {
+            const size_t steps = op->dims[1] - row * op->sa[0];
+            float *out = (float *)(uintptr_t)clb_locate(&op->out, frame, NULL, s, row);
+            if (position < steps) {
+                memset(out, 0, n * sizeof *out);
+            } else {
+                copy(out, kept + (position - steps) % slots * n, n);
+            }
         }
     }
 }

@@ -202,6 +202,18 @@ static int reduce_fits(const scope *s, const clb_op *op)
            operand_fits(s, op, &op->out, clb_reach(out, op->so, 4), NULL, WRITE);
 }
 
+/* Only an operation on two values has functions around it. An exponential takes no parameter in a program: kernels have one
+ * for their own use. */
+static int functions_fit(const clb_op *op)
+{
+    const int two = op->code == CLB_OP_MAP2;
+    const uint32_t known = two ? CLB_UNARY_COUNT : 1;
+    const int one = op->code == CLB_OP_MAP1 || op->code == CLB_OP_LINEAR || op->code == CLB_OP_LINEAR_Q;
+    const uint32_t function = two ? op->before : one ? op->func : CLB_UNARY_IDENTITY;
+    RETURN_IF(function == CLB_UNARY_EXP && op->p0 != 0.0f, 0);
+    return op->before < known && op->after < known;
+}
+
 static int map_fits(const scope *s, const clb_op *op, const clb_tensor *w0, const clb_tensor *w1)
 {
     RETURN_IF(!within(op->dims, 4, 1, CLB_LIMIT) || !within(op->sa, 4, 0, CLB_LIMIT) ||
@@ -278,26 +290,17 @@ static int sequence_fits(const scope *s, const clb_op *op, const clb_tensor *w0,
     case CLB_OP_ROPE:
         return d[1] % 2 == 0 && d[1] <= d[0] && w0 != NULL && w0->layout == CLB_LAYOUT_FLAT && w0->cols >= tokens * d[1];
     default: /* CLB_OP_DELAY; its slots hold a chunk and what it looks back at */
-        return op->rows == 1 && d[1] >= 1 && d[1] <= CLB_LIMIT && d[2] <= CLB_LIMIT &&
+        return d[1] >= 1 && d[1] <= CLB_LIMIT && d[2] <= CLB_LIMIT && (op->rows - 1) * (uint64_t)op->sa[0] <= d[1] &&
                d[2] >= d[1] + (s->samples < tokens ? s->samples : tokens) && work_fits(op, (uint64_t)d[2] * d[0], s->arena_end);
     }
-}
-
-/* An exponential takes no parameter in a program: kernels have one for their own use. */
-static int function_fits(const clb_op *op)
-{
-    const int unary = op->code == CLB_OP_MAP1 || op->code == CLB_OP_LINEAR || op->code == CLB_OP_LINEAR_Q;
-    const uint32_t function = op->code == CLB_OP_MAP2 ? op->before : unary ? op->func : CLB_UNARY_IDENTITY;
-    return function != CLB_UNARY_EXP || op->p0 == 0.0f;
 }
 
 static int op_fits(const scope *s, const clb_op *op)
 {
     const clb_tensor *w0, *w1, *w2;
     const uint32_t n = op->dims[0];
-    RETURN_IF(op->rows < 1 || op->rows > CLB_LIMIT || op->before >= (op->code == CLB_OP_MAP2 ? CLB_UNARY_COUNT : 1) ||
+    RETURN_IF(op->rows < 1 || op->rows > CLB_LIMIT || !functions_fit(op) ||
               !tensor_of(s, op->w0, &w0) || !tensor_of(s, op->w1, &w1) || !tensor_of(s, op->w2, &w2), 0);
-    RETURN_IF(!function_fits(op), 0);
     switch (op->code) {
     case CLB_OP_LINEAR:
     case CLB_OP_LINEAR_Q: return linear_fits(s, op, w0, w1, w2);
@@ -378,7 +381,7 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number,
     const clb_model *m = whole->model;
     const clb_tensor *bias, *scale;
     RETURN_IF(op->w0 != layer_number || !tensor_of(whole, op->w1, &bias) || !tensor_of(whole, op->w2, &scale) ||
-              op->before != 0 || op->rows < 1 || op->rows > CLB_LIMIT || op->a.space == CLB_SPACE_CONST ||
+              !functions_fit(op) || op->rows < 1 || op->rows > CLB_LIMIT || op->a.space == CLB_SPACE_CONST ||
               op->b.space == CLB_SPACE_CONST, 0);
     const clb_layer *l = &m->layers[layer_number];
     RETURN_IF(whole->samples * op->rows > CLB_LIMIT / l->k, 0);

@@ -373,8 +373,9 @@ def _unary(node: Node, shapes: list[Shape]) -> Shape:
 def _binary(node: Node, shapes: list[Shape]) -> Shape:
     _need(len(shapes) == 2, "needs two inputs")
     _need(node.attrs.get("func") in BINARY, f"unknown function {node.attrs.get('func')!r}")
-    activation = node.attrs.get("activation")
-    _need(activation is None or activation in UNARY, f"unknown activation {activation!r}")
+    for name in ("activation", "then"):
+        func = node.attrs.get(name)
+        _need(func is None or func in UNARY, f"unknown activation {func!r}")
     try:
         return tuple(np.broadcast_shapes(*shapes))
     except ValueError:
@@ -522,14 +523,17 @@ def _attention(node: Node, shapes: list[Shape]) -> Shape:
 
 def _delay(node: Node, shapes: list[Shape]) -> Shape:
     _need(len(shapes) == 1 and len(shapes[0]) == 1, "needs one vector")
-    _need(node.attrs["steps"] >= 1, "needs at least one step")
-    return shapes[0]
+    steps, rows, apart = node.attrs["steps"], node.attrs.get("rows"), node.attrs.get("apart", 0)
+    _need(steps >= 1, "needs at least one step")
+    _need(rows is None or (rows >= 1 and 0 <= (rows - 1) * apart <= steps), "recalls moments of the future")
+    return shapes[0] if rows is None else (rows, *shapes[0])
 
 
 OPS: dict[str, Callable[[Node, list[Shape]], Shape]] = {
     "linear": _linear,  # x (…, in), weight (out, in)[, bias (out,)] -> (…, out); activation=None, activations="int8"
     "unary": _unary,  # x -> x's shape; func, alpha=0, beta=0
-    "binary": _binary,  # a, b -> NumPy broadcasting of the per-sample shapes; func; activation of a
+    "binary": _binary,  # a, b -> NumPy broadcasting of the per-sample shapes; func; activation of a; then=None, a
+    # function without parameters of the result
     "softmax": _softmax,  # over the last axis
     "layernorm": _norm,  # over the last axis; eps
     "rmsnorm": _norm,  # over the last axis; eps
@@ -551,7 +555,9 @@ OPS: dict[str, Callable[[Node, list[Shape]], Shape]] = {
     # q (heads, dim), k (kv, dim), v (kv, width)[, sinks (heads,) or biases (heads, distances)] -> (heads, width);
     # scale, window=0 (positions seen, 0: all), softcap=0, cache="fp32", sight="past"
     "attention": _attention,
-    "delay": _delay,  # x (width,) -> x of `steps` positions before, zeros before the first
+    # x (width,) -> x of `steps` positions before, zeros before the first; with rows and apart (rows, width), each of
+    # which is `apart` positions later than the one above
+    "delay": _delay,
     "moe": _moe,  # x (…, in), logits (…, experts) -> (…, out); router: Router, experts: list[Graph]; numbers=None
 }
 

@@ -241,6 +241,7 @@ class _Lowering:
         p0: float = 0.0,
         p1: float = 0.0,
         before: str = "identity",
+        after: str = "identity",
     ) -> None:
         """An elementwise operation, its axes merged to at most four."""
         strides = [broadcast_strides(s, target.shape) for s in (*sources, target)]
@@ -250,7 +251,7 @@ class _Lowering:
             axis = dims.index(min(dims))
             for n in range(dims[axis]):
                 *parts, part = (indexed(v, axis, n) for v in views)
-                self.map(code, func, parts, part, name, p0, p1, before)
+                self.map(code, func, parts, part, name, p0, p1, before, after)
             return
         tensors = [s.place.tensor for s in sources] + [None]
         operands = [first_row(s) for s in sources]
@@ -258,7 +259,7 @@ class _Lowering:
         self.ops.append(
             Op(code, first_row(target), operands[0], operands[1] if two else Operand(), func=func,
                w0=tensors[0], w1=tensors[1], dims=dims, sa=merged[0], sb=merged[1] if two else (), so=merged[-1],
-               comment=name, p0=p0, p1=p1, before=before)
+               comment=name, p0=p0, p1=p1, before=before, after=after)
         )  # fmt: skip
 
     # --- one method an operation ---
@@ -403,12 +404,12 @@ class _Lowering:
     def _binary(self, node: Node) -> None:
         sources = [self.view(i) for i in node.inputs]
         alpha, beta = node.attrs.get("alpha", 0.0), node.attrs.get("beta", 0.0)
-        before = node.attrs.get("activation") or "identity"
+        before, after = (node.attrs.get(name) or "identity" for name in ("activation", "then"))
         if node.output not in self.targets and self.halves(node):
             target = self.views[node.output] = sources[0]
         else:
             target = self.define(node)
-        self.map("map2", node.attrs["func"], sources, target, node.output, alpha, beta, before)
+        self.map("map2", node.attrs["func"], sources, target, node.output, alpha, beta, before, after)
 
     def halves(self, node: Node) -> bool:
         """Whether it alone reads its inputs, parts of one product: the result may then take the first's place."""
@@ -552,12 +553,14 @@ class _Lowering:
         self.finish(node, after)
 
     def _delay(self, node: Node) -> None:
-        (width,), steps = self.graph.shapes[node.output], node.attrs["steps"]
+        width, steps = self.graph.shapes[node.output][-1], node.attrs["steps"]
         slots = delay_slots(self.graph.context, steps, self.samples)
         a, _ = self.rows(node.inputs[0])
-        out, _, after = self.define_rows(node)
-        self.ops.append(Op("delay", out, a, work=self.keep(node, 4 * width * slots), dims=(width, steps, slots),
-                           comment=node.output))  # fmt: skip
+        out, rows, after = self.define_rows(node)
+        self.ops.append(
+            Op("delay", out, a, work=self.keep(node, 4 * width * slots), rows=rows, dims=(width, steps, slots),
+               sa=(node.attrs.get("apart", 0),), comment=node.output)
+        )  # fmt: skip
         self.finish(node, after)
 
     def _moe(self, node: Node) -> None:

@@ -101,6 +101,7 @@ class Op:
     p0: float = 0.0
     p1: float = 0.0
     before: str = "identity"
+    after: str = "identity"
     comment: str = ""
 
     def buffers(self) -> list[Buffer]:
@@ -255,7 +256,7 @@ def op_work(op: Op, context: int) -> int:
             key, value = op.dims[:2]
             return op.rows * (key + value) + attention_macs(op.rows, key, value, op.sa[0], context)
         case "delay":
-            return 2 * op.dims[0]
+            return (op.rows + 1) * op.dims[0]
         case _:  # softmax, norms, quantize, embed, rope
             return op.rows * op.dims[0]
 

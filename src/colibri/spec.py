@@ -226,7 +226,7 @@ OP = _record(
     "op", 192, "One operation on `rows` rows of every sample.",
     ("u16", "code", 1, "an `op` value"),
     ("u16", "func", 1, "function of map1, map2, reduce; activation of linear; a `cache` value of cache, attention"),
-    ("u32", "rows", 1, "rows a sample has"),
+    ("u32", "rows", 1, "rows a sample has; delay: moments it recalls, a row each"),
     ("operand", "a", 1, "first input; for `moe` the tokens"),
     ("operand", "b", 1, "second input of map2; for `moe` the logits; for `cache` the values; for linear a computed "
      "matrix, in layout rows8_f32"),
@@ -240,14 +240,17 @@ OP = _record(
     ("u32", "dims", 4, "sizes inside a row; linear: inputs, outputs; softmax, norms: size; reduce: outer, n, inner; "
      "loop: steps, how many of the next operations are in it, 1 where the last step comes first; embed: width; rope: "
      "size, turned; cache, attention: size of a key, of a value, key heads, positions; delay: "
-     "width, steps, positions; moe: floats of a token, of a result, of the experts' scratch memory behind the "
-     "workspace"),
-    ("u32", "sa", 4, "strides of a, in floats; for cache, attention the window (0: none) and a `sight` value"),
+     "width, steps back of the first row, positions; moe: floats of a token, of a result, of the experts' scratch "
+     "memory behind the workspace"),
+    ("u32", "sa", 4, "strides of a, in floats; for cache, attention the window (0: none) and a `sight` value; for "
+     "delay the steps from a row to the next, later one"),
     ("u32", "sb", 4, "strides of b, in floats"),
     ("u32", "so", 4, "strides of out, in floats, row-major"),
     ("f32", "p0", 1, "alpha of the function, or eps, or the factor on attention's scores"),
     ("f32", "p1", 1, "beta of the function, or the soft cap of attention's scores (0: none)"),
-    ("u32", "before", 1, "map2: the `unary` function that a passes through first; zero elsewhere"),
+    ("u16", "before", 1, "map2: the `unary` function that a passes through first; zero elsewhere"),
+    ("u16", "after", 1, "map2: the `unary` function, with alpha and beta 0, that the result passes through; zero "
+     "elsewhere"),
 )  # fmt: skip
 
 TENSOR = _record(

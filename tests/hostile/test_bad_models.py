@@ -1086,6 +1086,18 @@ def sized(code: str, at: int, value: Any, field: str = "dims") -> Attack:
     return change
 
 
+def several_rows(apart: int) -> Attack:
+    """The first delay recalls two moments."""
+
+    def change(e: Editor) -> None:
+        n = e.op("delay")
+        width = int(e.ops["dims"][n][0])
+        e.ops["rows"][n], e.ops["sa"][n][0] = 2, apart
+        e.set(n, "out", row_stride=width, sample_stride=2 * width, offset=spec.HEAD_BYTES)
+
+    return change
+
+
 for _code in ("linear", "rmsnorm", "embed", "moe", "attention"):
     for _operand in ("a", "out"):
         text_attack(
@@ -1161,6 +1173,10 @@ text_attack("delay of nothing", "PROGRAM", sized("delay", 1, 0))
 for _value in (1 << 20, spec.LIMIT, (1 << 32) - 1):
     text_attack(f"delay of {_value} steps", "PROGRAM", sized("delay", 1, _value))
     text_attack(f"delay of {_value} slots", "PROGRAM", sized("delay", 2, _value))
+text_attack("delay of more rows than fit apart", "PROGRAM", lambda e: put("ops", e.op("delay"), "rows", 2)(e))
+for _value in (3, 1 << 20, (1 << 32) - 1):
+    text_attack(f"delay of rows {_value} apart, from the future", "PROGRAM", several_rows(_value))
+text_attack("delay of two rows", "OK", several_rows(2))
 _kept = {"offset": lambda e: int(e.ops["work"]["offset"][e.op("delay")]) + 4, "space": "arena", "sample_stride": 0}
 text_attack("delay that only stores", "ORDER", of("delay", "out", space="none"))
 text_attack("delay that only recalls", "OK", of("delay", "a", space="none"))
@@ -1378,12 +1394,13 @@ def test_reserved_fields_must_be_zero(fuzz: Fuzz, place: str) -> None:
     assert fuzz([edit.case(place)])[0].check == E[RESERVED[place]]
 
 
-@pytest.mark.parametrize("value", [1, spec.UNARY.index("silu"), len(spec.UNARY), 0xFFFFFFFF])
-def test_only_map2_has_a_function_before_it_and_a_known_one(fuzz: Fuzz, value: int) -> None:
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("value", [1, spec.UNARY.index("silu"), len(spec.UNARY), 0xFFFF])
+def test_only_map2_has_a_function_around_it_and_a_known_one(fuzz: Fuzz, value: int, place: str) -> None:
     for base in BASES:
         for n, code in enumerate(Editor(base).ops["code"]):
             edit = Editor(base)
-            edit.ops["before"][n] = value
+            edit.ops[place][n] = value
             good = spec.OPCODES[code] == "map2" and value < len(spec.UNARY)
             assert (fuzz([edit.case(f"{base} {n}")])[0].check == E["PROGRAM"]) != good
 

@@ -18,29 +18,35 @@ from colibri.package import Package
 from colibri.program import Op, Program
 
 _ENUMS = {"code": "op", "space": "space", "layout": "layout", "scope": "scope", "score": "score",
-          "normalize": "normalize", "group_rule": "group_rule", "apply": "apply", "before": "unary"}  # fmt: skip
+          "normalize": "normalize", "group_rule": "group_rule", "apply": "apply", "before": "unary",
+          "after": "unary"}  # fmt: skip
 _SCORE_FUNCTIONS = [("exp",), ("sigmoid",), (), ("softplus", "sqrt"), ()]  # by `score` value: what routing.c calls
 _NO_TENSOR = ("w0", "w1", "w2")
 _KERNELS = {"map1": "map", "map2": "map", "layernorm": "norm", "rmsnorm": "norm"}  # where they have another name
 _SEQUENCE = ("embed", "rope", "cache", "attention", "delay")
-_FOLDED = (
-    12  # operations; code for each alone is twice as fast as a shared walk, but takes some 0.4 KB more an operation
-)
+# Code for each operation alone takes up to a third fewer instructions than a walk that all share, and less flash where
+# operations are few or mostly elementwise. Bytes on a Cortex-M7: a call, what kinds take beyond one, a product; the
+# number of products above which they share their code; and bytes in all up to which it is worth while.
+_ALONE = {"softmax": 300, "layernorm": 200, "rmsnorm": 200, "reduce": 100, "delay": 100, "embed": 200, "rope": 200,
+          "cache": 500, "attention": 2500, "moe": 1000}  # fmt: skip
+_CALL, _PRODUCT, _PRODUCTS, _FOLDED = 40, 400, 4, 8000
 
 
 def text(program: Program, package: Package, experts: Sequence[str]) -> str:
     """The C of a planned program; `package` holds its records, `experts` says in C where each expert's weights are."""
     ops = [*program.ops, *program.expert_ops]
-    folded = len(ops) <= _FOLDED and _tile(program) == 1
+    folding = _folding(program, ops)
     lines = [
         *(f"#define CLB_USED_{name} {sum(1 << n for n in used):#x}ull" for name, used in _used(package)),
         f"#define CLB_USED_RESIDUAL {int(any(op.w2 for op in ops))}",
         f"#define CLB_USED_TEXT {int(program.context_tokens > 0)}",
+        f"#define CLB_USED_SOURCE {int(program.encoder_ops > 0)}",
+        f"#define CLB_USED_BATCH {int(program.max_batch > 1)}",
         f"#define CLB_USED_COMPUTED {int(any(op.code == 'linear' and op.w0 is None for op in ops))}",
-        *(["#define CLB_FOLDED"] if folded else []),
+        *folding,
         f"#define CLB_TILE {_tile(program)}u", '#include "generated.h"', "",
     ]  # fmt: skip
-    record = _table if folded else functools.partial(_records, package)
+    record = _table if folding else functools.partial(_records, package)
     lines += record("clb_op", "ops", package.ops, [op.comment for op in ops])
     lines += record("clb_tensor", "tensors", package.tensors, [t.name for t in program.tensors])
     if program.layers:
@@ -54,14 +60,24 @@ def text(program: Program, package: Package, experts: Sequence[str]) -> str:
     for n in range(len(program.layers)):
         lines += [*_expert_function(program, package, n, ops), ""]
     samples = "1u" if program.max_batch == 1 else "samples"
+    one = "0u" if program.max_batch == 1 else "frame->tail"  # of one sample the output is wanted
     tail = range(program.tail_op, len(program.ops))
     reads = ["    if (frame->ctx->source == 0) {", *_calls(ops, range(program.encoder_ops), samples, "        "),
              "        return;", "    }"] if program.encoder_ops else []  # fmt: skip
     lines += ["CLB_WALK void clb_run_program(uint32_t samples, clb_frame *frame)", "{",
               f"    AT_MOST(samples, {program.max_batch}u);", "    frame->tensors = tensors;", *reads,
               *_calls(ops, range(program.encoder_ops, program.tail_op), samples, "    "),
-              *_calls(ops, tail, samples, "    ", "frame->tail"), "}", ""]  # fmt: skip
+              *_calls(ops, tail, samples, "    ", one), "}", ""]  # fmt: skip
     return "\n".join(lines)
+
+
+def _folding(program: Program, ops: Sequence[Op]) -> list[str]:
+    """How the walk over the program becomes straight code, where it does."""
+    products = sum(op.code in ("linear", "linear_q") for op in ops)
+    size = sum(_CALL + _ALONE.get(op.code, 0) for op in ops) + _PRODUCT * min(products, _PRODUCTS)
+    if _tile(program) > 1 or size > _FOLDED:
+        return []
+    return ["#define CLB_FOLDED", *(["#define CLB_SHARED_PRODUCTS CLB_SCALAR"] if products > _PRODUCTS else [])]
 
 
 def _used(package: Package) -> Iterable[tuple[str, set[int]]]:
@@ -86,16 +102,16 @@ def _used(package: Package) -> Iterable[tuple[str, set[int]]]:
             found["BINARY"].add(int(op["func"]))
         if op["code"] in (code["linear"], code["linear_q"], code["map1"]):
             unary.add(int(op["func"]))
-        unary.add(int(op["before"]))
+        unary |= {int(op["before"]), int(op["after"])}
     return [("UNARY", unary - {0}), *found.items()]
 
 
 def _tile(program: Program) -> int:
     """Rows a kernel can be handed at once: a power of two up to the engine's own 8."""
-    rows = [op.rows * program.max_batch for op in program.ops]
+    rows = [op.rows * program.max_batch for op in program.ops if op.code != "delay"]  # which takes them one by one
     rows += [program.expert_ops[e.first_op + n].rows * program.layers[e.layer].tile
              for e in program.experts for n in range(e.ops)]  # fmt: skip
-    return int(min(8, 1 << (max(rows) - 1).bit_length()))
+    return int(min(8, 1 << (max(rows, default=1) - 1).bit_length()))
 
 
 def _expert_function(program: Program, package: Package, layer: int, ops: Sequence[Op]) -> list[str]:

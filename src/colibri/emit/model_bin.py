@@ -193,7 +193,8 @@ def _op(op: Op, numbers: Mapping[Tensor, int]) -> Any:
         {"code": _value("op", op.code), "func": _value(_FUNC_ENUM.get(op.code, "unary"), op.func), "rows": op.rows,
          "w0": op.layer if op.code == "moe" else numbers[op.w0] if op.w0 else spec.NONE,
          "w1": numbers[op.w1] if op.w1 else spec.NONE, "w2": numbers[op.w2] if op.w2 else spec.NONE,
-         "p0": op.p0, "p1": op.p1, "before": _value("unary", op.before)},
+         "p0": op.p0, "p1": op.p1, "before": _value("unary", op.before),
+         "after": _value("unary", op.after)},
     )  # fmt: skip
     for name in ("a", "b", "out", "work"):
         record[name] = _operand(getattr(op, name))

@@ -298,10 +298,14 @@ class _Stream:
         if flow.front > span:
             flow = self.settled(node.inputs[0])
         shape = self.new.shapes[flow.name]
-        column = (*shape[:axis], 1, *shape[axis:])
-        taps = [self.between("reshape", self.delayed(flow.name, span - j * apart), shape=column) for j in range(size)]
-        name = self.new.add("concat", *taps, output=node.output, axis=axis) if size > 1 else taps[0]
-        return Flow(name, axis, flow.latency + span)
+        if size == 1:
+            name = self.new.add("reshape", flow.name, output=node.output, shape=(*shape[:axis], 1, *shape[axis:]))
+            return Flow(name, axis, flow.latency)
+        flat = self.between("reshape", flow.name, shape=(int(np.prod(shape)),))
+        taps = self.between("delay", flat, steps=span, rows=size, apart=apart)
+        first = self.between("reshape", taps, shape=(size, *shape))
+        order = (*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1))
+        return Flow(self.new.add("transpose", first, output=node.output, perm=order), axis, flow.latency + span)
 
     # --- recurrences over time ---
 

@@ -136,7 +136,8 @@ def _binary(node: Node, args: list[Array], graph: Graph) -> Array:
     a, b = _aligned(args)
     before = node.attrs.get("activation")
     a = a if before is None else ops.unary(a, before, node.attrs.get("alpha", 0.0), node.attrs.get("beta", 0.0))
-    return np.asarray(ops.BINARY[node.attrs["func"]](a, b))
+    y, then = np.asarray(ops.BINARY[node.attrs["func"]](a, b)), node.attrs.get("then")
+    return y if then is None else ops.unary(y, then)
 
 
 def _norm(which: Callable[..., Array]) -> Callable[[Node, list[Array], Graph], Array]:
@@ -202,6 +203,13 @@ def _attention(node: Node, args: list[Array], alone: bool) -> Array:
     return sequence.attention(q, k, v, sinks, biases, how)
 
 
+def _delay(node: Node, args: list[Array], graph: Graph) -> Array:
+    steps, rows = node.attrs["steps"], node.attrs.get("rows")
+    if rows is None:
+        return sequence.delay(args[0], steps)
+    return np.stack([sequence.delay(args[0], steps - row * node.attrs["apart"]) for row in range(rows)], axis=1)
+
+
 def _moe(node: Node, args: list[Array], trace: Trace | None, together: bool) -> Array:
     """`together`: all samples share the experts' capacity."""
     x, logits = args
@@ -246,5 +254,5 @@ OPS: dict[str, Callable[[Node, list[Array], Graph], Any]] = {
     "embed": _embed,
     "rope": lambda node, args, graph: sequence.rope(args[0], args[1][0]),
     "attention": lambda node, args, graph: _attention(node, args, alone=True),
-    "delay": lambda node, args, graph: sequence.delay(args[0], node.attrs["steps"]),
+    "delay": _delay,
 }
