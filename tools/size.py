@@ -33,8 +33,7 @@ CORE_LIMIT, LIBRARY_LIMIT = 3000, 5000
 # Linked into libcolibri and not core: operations on texts, language models, and instruction sets beside plain C.
 BEYOND_CORE = ("include/colibri_lm.h", "lm/lm.c", "src/sequence.c", "src/simd/avx2.c", "src/simd/avx512.c",
                "src/simd/cpu.c", "src/simd/tile.h", "src/simd/v128.c")  # fmt: skip
-# Likewise: tables written by tools/generate.py, which nobody reads to understand the engine, and the optional inspection,
-# which no model needs to run.
+# Likewise: P7's list of the core holds neither tables written by tools/generate.py nor the optional inspection.
 APART = ("src/error_text.h", "src/format.h", "src/inspect.c", "include/colibri_inspect.h")
 # The optional host layer: its own library, counted apart.
 HOST = ("colibri_host.h", "colibri_ring.h", "pool.o", "map.o", "prefetch.o")
