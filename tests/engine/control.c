@@ -169,7 +169,7 @@ int main(int argc, char **argv)
     scratch = calloc(2 * (ctx->output_size + ctx->input_size), sizeof *scratch);
     colibri_pool_t pool;
     for (uint32_t n = 0; clb_kernels_at(n) != NULL; ++n) {
-        ctx->kernels = clb_kernels_at(n);
+        clb_use_kernels(ctx, clb_kernels_at(n));
         colibri_forward(ctx, input, want, batch);
         for (unsigned w = 0; w < WORDS; ++w) {
             foreign = words[w];
