@@ -6,8 +6,7 @@ static uint64_t reach(const clb_use *u)
 {
     uint64_t last = 0;
     for (uint32_t axis = 0; axis < CLB_AXES; ++axis) {
-        const int counts = (u->axes >> axis & 1u) != 0;
-        last += counts ? (uint64_t)(u->dims[axis] - 1) * u->strides[axis] : 0;
+        last += u->axes >> axis & 1u ? (uint64_t)(u->dims[axis] - 1) * u->strides[axis] : 0;
     }
     return last + 1;
 }

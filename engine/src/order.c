@@ -41,8 +41,6 @@ typedef struct {
 
 static int looks_too_often(flow *f) { return ++f->looks > LOOKS; }
 
-static uint64_t counted(const clb_use *u) { return u->floats - u->spare; }
-
 /* Operation `n`, and the last loop before it. */
 static int is_inside(const flow *f, uint32_t loop, uint32_t n)
 {
@@ -59,7 +57,7 @@ static stretch stretch_of(const clb_use *u, uint32_t steps)
 {
     const uint64_t begin = u->at->offset / sizeof(float);
     const uint64_t stepped = (uint64_t)(steps - 1) * u->at->step_stride;
-    return (stretch){begin, begin + stepped + (uint64_t)(u->rows - 1) * u->at->row_stride + counted(u)};
+    return (stretch){begin, begin + stepped + (uint64_t)(u->rows - 1) * u->at->row_stride + u->floats - u->spare};
 }
 
 static int meet(stretch a, stretch b) { return a.begin < b.end && b.begin < a.end; }
@@ -122,7 +120,7 @@ static void disentangle(places *p)
 static places places_of(const clb_use *u, uint32_t steps)
 {
     places p = {.begin = u->at->offset / sizeof(float)};
-    insert(&p, u->axes == 0 ? counted(u) : 1, 1);
+    insert(&p, u->axes == 0 ? u->floats - u->spare : 1, 1);
     for (uint32_t axis = 0; axis < CLB_AXES; ++axis) {
         if ((u->axes >> axis & 1u) != 0) {
             insert(&p, u->dims[axis], u->strides[axis]);
