@@ -41,15 +41,10 @@ typedef struct {
 
 static int looks_too_often(flow *f) { return ++f->looks > LOOKS; }
 
-/* Operation `n`, and the last loop before it. */
-static int is_inside(const flow *f, uint32_t loop, uint32_t n)
-{
-    return loop != CLB_NONE && n - loop <= f->ops[loop].dims[1];
-}
-
+/* Of operation `n`, where that is the last loop before it. */
 static uint32_t steps_of(const flow *f, uint32_t loop, uint32_t n)
 {
-    return is_inside(f, loop, n) ? f->ops[loop].dims[0] : 1;
+    return loop != CLB_NONE && n - loop <= f->ops[loop].dims[1] ? f->ops[loop].dims[0] : 1;
 }
 
 /* A sample's rows, in `steps` steps. */
@@ -122,9 +117,8 @@ static places places_of(const clb_use *u, uint32_t steps)
     places p = {.begin = u->at->offset / sizeof(float)};
     insert(&p, u->axes == 0 ? u->floats - u->spare : 1, 1);
     for (uint32_t axis = 0; axis < CLB_AXES; ++axis) {
-        if ((u->axes >> axis & 1u) != 0) {
-            insert(&p, u->dims[axis], u->strides[axis]);
-        }
+        const int counts = (u->axes >> axis & 1u) != 0;
+        insert(&p, counts ? u->dims[axis] : 1, counts ? u->strides[axis] : 0);
     }
     insert(&p, u->rows, u->at->row_stride);
     insert(&p, steps, u->at->step_stride);
@@ -252,14 +246,12 @@ static uint32_t loop_before(flow *f, uint32_t n)
     return CLB_NONE;
 }
 
-static int all_found(const missing *m) { return m->left.end <= m->left.begin; }
-
 /* Look back from operation `n` to the first, or until nothing is left that may be looked for in this pass. */
 static int look_back(flow *f, uint32_t n, missing *m)
 {
     uint32_t loop = f->loop;
-    int inside = is_inside(f, loop, n);
-    for (uint32_t earlier = n; !all_found(m) && earlier-- > f->first;) {
+    int inside = steps_of(f, loop, n) > 1;
+    for (uint32_t earlier = n; m->left.begin < m->left.end && earlier-- > f->first;) {
         if (earlier != loop) {
             RETURN_IF(!look_at(f, earlier, loop, inside ? SAME_LOOP : EARLIER, m), 0);
             continue;
