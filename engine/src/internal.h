@@ -44,6 +44,7 @@
 #define CLB_USED_SOURCE 1 /* a source text before the text */
 #define CLB_USED_BATCH 1  /* several samples at once */
 #define CLB_USED_COMPUTED 1 /* matrices that are no tensors */
+#define CLB_GOLDEN_AT(header) (header)->golden_offset /* in the bytes at hand */
 #endif
 
 /* Generated code with many products, of one row each, calls one function for all of a format where lanes are no vector. */
@@ -222,22 +223,8 @@ CLB_INTERNAL uint32_t clb_crc32_on(uint32_t before, const void *data, uint64_t b
 /* context.c: why a context cannot live there */
 CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t context_bytes);
 
-/* A number that goes with the fields of the head that steer the engine and that no caller sets. Every step is a bijection of
- * the sum so far, so a change within one word is always noticed. */
-static inline uint32_t clb_seal(const colibri_context_t *ctx)
-{
-    const uint64_t model = (uintptr_t)ctx->model;
-    const uint64_t kernels = (uintptr_t)ctx->kernels;
-    const uint32_t words[] = {
-        (uint32_t)model,          (uint32_t)(model >> 32), (uint32_t)kernels,   (uint32_t)(kernels >> 32),
-        (uint32_t)ctx->max_batch, ctx->input_size,         ctx->output_size, ctx->context_tokens,
-    };
-    uint32_t sum = 1;
-    for (size_t n = 0; n < sizeof words / sizeof *words; ++n) {
-        sum = (sum ^ words[n]) * 0x9E3779B1u;
-    }
-    return sum;
-}
+/* context.c: a number that goes with the fields of the head that steer the engine and that no caller sets */
+CLB_INTERNAL uint32_t clb_seal(const colibri_context_t *ctx);
 
 /* Run with these kernels from now on. */
 static inline void clb_use_kernels(colibri_context_t *ctx, const clb_kernels *kernels)
