@@ -341,7 +341,7 @@ def _first_line(error: Exception) -> str:
 def _kept(module: nn.Module) -> Iterator[None]:
     """Restore training flags, parameters and buffers afterwards, to the bit."""
     modes = [(m, m.training) for m in module.modules()]
-    held = [(t, t.detach().clone(), t.requires_grad) for t in (*module.parameters(), *module.buffers())]
+    held = [(t, _once(t.detach()).clone(), t.requires_grad) for t in (*module.parameters(), *module.buffers())]
     try:
         yield
     finally:
@@ -349,8 +349,16 @@ def _kept(module: nn.Module) -> Iterator[None]:
             m.training = mode
         with torch.no_grad():
             for tensor, value, wanted in held:
-                tensor.copy_(value)
+                _once(tensor).copy_(value)
                 tensor.requires_grad_(wanted)
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """The tensor without the repetitions of an expanded axis, which cannot be written to."""
+    for axis, (size, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and step == 0:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
 
 
 @contextlib.contextmanager
