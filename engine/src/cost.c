@@ -4,7 +4,15 @@
 
 uint64_t clb_plus(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
 
-uint64_t clb_times(uint64_t a, uint64_t b) { return a != 0 && b > UINT64_MAX / a ? UINT64_MAX : a * b; }
+/* By halves: compilers make a product of 128 bits of the usual check, for which small targets call a library. */
+uint64_t clb_times(uint64_t a, uint64_t b)
+{
+    const uint64_t a_low = a & UINT32_MAX;
+    const uint64_t b_low = b & UINT32_MAX;
+    const uint64_t middle = (a >> 32) * b_low + (b >> 32) * a_low; /* one of them is 0, or there is an overflow */
+    const int large = (a >> 32) != 0 && (b >> 32) != 0;
+    return large || middle > UINT32_MAX ? UINT64_MAX : clb_plus(middle << 32, a_low * b_low);
+}
 
 /* Key and value elements that attention's last token of a text that fills the context looks at, for all heads. */
 static uint64_t looked_at(const clb_op *op, uint32_t tokens)

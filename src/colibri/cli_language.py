@@ -19,6 +19,7 @@ from colibri.engine import KERNELS
 from colibri.errors import ColibriError, ModelError
 from colibri.evaluate import Evaluation, evaluate
 from colibri.language import LanguageModel, load
+from colibri.names import printable
 from colibri.package import open_package
 from colibri.terminal import Debug, Json, ModelPath, err, errors, plain, show
 
@@ -141,6 +142,8 @@ def _as_it_comes(lm: LanguageModel, write: Callable[[str], None]) -> Say:
 
 
 def _write(text: str) -> None:
+    if sys.stdout.isatty():
+        text = "".join(c if c in "\n\t" else printable(c) for c in text)  # a terminal obeys what a token may spell
     sys.stdout.buffer.write(text.encode())  # UTF-8, whatever the locale says
     sys.stdout.buffer.flush()
 

@@ -10,8 +10,10 @@
 #include "internal.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #if defined(__SSE__) /* denormal results, denormal operands, both; up, down, to zero; to zero with both; traps */
 static const uint32_t words[] = {0x9F80, 0x1FC0, 0x9FC0, 0x5F80, 0x3F80, 0x7F80, 0xFFC0, 0x0000};
@@ -42,6 +44,14 @@ static void expect(int holds, const char *what, unsigned word)
         printf("%s, word %#x\n", what, word);
         failed = 1;
     }
+}
+
+/* A trap that the standard word masks. */
+static void trapped(int number)
+{
+    (void)number;
+    static const char line[] = "arithmetic traps: the caller's word is in force\n";
+    _exit(write(1, line, sizeof line - 1) < 0 ? 4 : 3);
 }
 
 /* --- hooks that leave another control word, on this thread or in threads of their own --- */
@@ -90,14 +100,18 @@ static void in_threads(void *user, void (*task)(void *arg, uint32_t index), void
 
 static void call_again(void)
 {
+    static int within; /* a forward that is not refused comes here again, without an end */
     const uint32_t size = running->output_size;
-    const int before = running->status;
     float *const own = scratch, *const zeros = scratch + size;
+    if (within) {
+        return;
+    }
+    within = 1;
     own[0] = 7.0f;
     colibri_forward(running, zeros, own, 1);
     expect(running->status == COLIBRI_ERR_BUSY && own[0] == 7.0f, "a forward within one is refused", 0);
     expect(colibri_selftest(running, own) == COLIBRI_ERR_BUSY, "a self-test within one is refused", 0);
-    (void)before;
+    within = 0;
 }
 
 static void route_again(void *user, int layer, const int32_t *experts, int tokens, int k)
@@ -143,6 +157,8 @@ static void quantise_in(uint32_t word)
 int main(int argc, char **argv)
 {
     size_t bytes;
+    setvbuf(stdout, NULL, _IOLBF, 0); /* what a crash leaves is told */
+    signal(SIGFPE, trapped);
     const uint8_t *model = read_all(argv[1], &bytes);
     const float *input = read_all(argv[2], &bytes);
     const int batch = atoi(argv[argc - 1]);
@@ -153,7 +169,7 @@ int main(int argc, char **argv)
     scratch = calloc(2 * (ctx->output_size + ctx->input_size), sizeof *scratch);
     colibri_pool_t pool;
     for (uint32_t n = 0; clb_kernels_at(n) != NULL; ++n) {
-        ctx->kernels = clb_kernels_at(n);
+        clb_use_kernels(ctx, clb_kernels_at(n));
         colibri_forward(ctx, input, want, batch);
         for (unsigned w = 0; w < WORDS; ++w) {
             foreign = words[w];
