@@ -318,9 +318,10 @@ def test_a_model_and_its_contexts_go_with_their_last_reference() -> None:
     try:
         use()
         before = tracemalloc.get_traced_memory()[0]
-        for _ in range(20):
+        for _ in range(200):
             assert use()() is None
         gc.collect()
-        assert tracemalloc.get_traced_memory()[0] - before < warm(image).context_bytes
+        kept = tracemalloc.get_traced_memory()[0] - before
+        assert kept < 10 * warm(image).context_bytes  # the interpreter keeps some small objects of its own
     finally:
         tracemalloc.stop()
