@@ -189,10 +189,24 @@ uint64_t clb_costliest(const clb_expert *experts, uint32_t count, uint32_t k, en
 uint64_t clb_plus(uint64_t a, uint64_t b);
 uint64_t clb_times(uint64_t a, uint64_t b);
 
-/* cost.c: highest float reached plus one, over strided axes */
-uint64_t clb_reach(const uint32_t *dims, const uint32_t *strides, uint32_t axes);
+/* An operand as its operation uses it. A row is `floats` neighbouring floats, or has axes and reaches that far. */
+enum { CLB_A, CLB_B, CLB_OUT, CLB_OPERANDS, CLB_AXES = 4 };
+typedef struct {
+    const clb_operand *at;
+    const uint32_t *dims, *strides; /* of the axes */
+    uint64_t floats; /* 0: there is no such operand */
+    uint64_t spare;  /* the last of these, if their values do not count */
+    uint32_t axes;   /* the bits of those that count; 0: neighbouring floats */
+    uint32_t rows;
+    uint32_t cols; /* inputs of rows that are quantised; 0: they are floats */
+} clb_use;
 
-/* cost.c: memory for an operation's own use, of a MoE layer up to where its experts' scratch begins; sequence.c: of a cache */
+/* operands.c: what an operation, whose dimensions are in their range, reads and writes */
+void clb_uses(const clb_model *model, const clb_op *op, clb_use uses[CLB_OPERANDS]);
+
+/* operands.c: memory for an operation's own use, for all samples, of a MoE layer with its experts' scratch, and up to
+ * where that begins; sequence.c: of a cache */
+uint64_t clb_work_floats(const clb_model *model, const clb_op *op, uint64_t samples);
 uint64_t clb_workspace_floats(const clb_op *op, const clb_layer *layer, uint64_t samples);
 CLB_INTERNAL uint64_t clb_cache_floats(const clb_op *op);
 

@@ -66,6 +66,75 @@ def test_an_extra_call_is_exported_exactly_or_refused(case: tuple[str, str, str]
     assert outcome(*case) == "exported" or case[1] not in EXACT
 
 
+class Bounded(torch.nn.Module):
+    """Top-2 of 4, with a call on what an expert gives, inside its own forward or outside, or on what all get."""
+
+    def __init__(self, after: Any = None, before: Any = None, inside: Any = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate = torch.nn.Linear(DIM, 4)
+        self.experts = torch.nn.ModuleList(Inside(inside) for _ in range(4))
+        self.after, self.before = after or torch.nn.Identity(), before or torch.nn.Identity()
+
+    def forward(self, x: Any) -> Any:
+        weight, chosen = self.gate(self.before(x)).softmax(-1).topk(2)
+        y = torch.zeros_like(x)
+        for e, expert in enumerate(self.experts):
+            row, slot = torch.where(chosen == e)
+            y[row] += weight[row, slot, None] * self.after(expert(self.before(x[row])))
+        return y
+
+
+class Inside(torch.nn.Module):
+    def __init__(self, bound: Any) -> None:
+        super().__init__()
+        self.up, self.down, self.bound = (
+            torch.nn.Linear(DIM, 16),
+            torch.nn.Linear(16, DIM),
+            bound or torch.nn.Identity(),
+        )
+
+    def forward(self, x: Any) -> Any:
+        return self.bound(self.down(self.up(x).relu()))
+
+
+BOUNDED = {"clamp": lambda y: y.clamp(-50, 50), "minimum": lambda y: torch.minimum(y, torch.tensor(30.0))}
+
+
+@pytest.mark.parametrize("call", BOUNDED)
+def test_a_bound_that_wide_rows_do_not_verify_is_refused_and_exports_inside_the_expert(call: str) -> None:
+    """E1"""
+    rows = torch.randn(256, DIM, generator=torch.Generator().manual_seed(1))
+    with pytest.raises(
+        ExportError, match=rf"{call} at test_moe_extra_calls.py:\d+.*rows of size.*expert's own forward"
+    ):
+        from_torch(Bounded(after=BOUNDED[call]).eval(), rows[:8], calibration=rows)
+    model = Bounded(inside=BOUNDED[call]).eval()
+    graph, *_ = from_torch(model, rows[:8], calibration=rows)
+    assert len(list(graph.moe_nodes())) == 1
+    for size in (1.0, 100.0):
+        with torch.no_grad():
+            want = model(rows * size).numpy()
+            plain = Bounded().eval()(rows * size).numpy()
+        ours = run(graph, [(rows * size).numpy()])[0]
+        assert np.abs(ours - want).max() <= 1e-5 * np.abs(want).max()
+    assert np.abs(plain - want).max() > 1  # the bound acts
+
+
+def test_a_bound_that_wide_rows_verify_is_exported() -> None:
+    """E1"""
+    rows = torch.randn(256, DIM, generator=torch.Generator().manual_seed(1))
+    model = Bounded(before=lambda x: x.clamp(-9, 9)).eval()
+    graph, *_ = from_torch(model, rows[:8], calibration=rows)
+    wide = rows[:32] * 1000
+    wide[0] = 3e38
+    with torch.no_grad():
+        want = model(wide).numpy()
+    ours = run(graph, [wide.numpy()])[0]
+    assert (np.isfinite(ours) == np.isfinite(want)).all()
+    assert np.abs(ours - want)[1:].max() <= 1e-5 * np.abs(want[1:]).max()
+
+
 @pytest.mark.slow
 def test_no_extra_call_of_the_whole_family_is_lost() -> None:
     """E1: every call at every place; how many are exported and how many refused is printed."""

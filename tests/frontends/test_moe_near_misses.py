@@ -14,6 +14,7 @@ from colibri.frontends.torch_export import from_torch  # noqa: E402
 from colibri.reference.interpreter import run  # noqa: E402
 from tests.frontends import moe_near_misses as near  # noqa: E402
 from tests.frontends import user_moes as moes  # noqa: E402
+from tests.frontends.sampling import sampled  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -46,7 +47,7 @@ EXACT: list[tuple[Any, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("block", "router"), EXACT, ids=[block.__name__ for block, _ in EXACT])
+@pytest.mark.parametrize(("block", "router"), sampled(EXACT, 2), ids=[block.__name__ for block, _ in EXACT])
 def test_near_miss_is_expressed_exactly(block: Any, router: dict[str, Any]) -> None:
     model = host(block)
     graph, report, *_ = from_torch(model, rows(3, 0), calibration=rows(32, 1))
@@ -94,7 +95,7 @@ REFUSED: list[tuple[Any, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("block", "why"), REFUSED, ids=[block.__name__ for block, _ in REFUSED])
+@pytest.mark.parametrize(("block", "why"), sampled(REFUSED, 2), ids=[block.__name__ for block, _ in REFUSED])
 def test_near_miss_is_refused_by_name(block: Any, why: str) -> None:
     with pytest.raises(ExportError, match=f"(?s){why}") as failure:
         from_torch(host(block), rows(3, 0), calibration=rows(32, 1))

@@ -17,6 +17,7 @@ from colibri.reference.interpreter import run  # noqa: E402
 from tests.frontends import moe_near_misses as near  # noqa: E402
 from tests.frontends import moe_styles as styles  # noqa: E402
 from tests.frontends import user_moes as moes  # noqa: E402
+from tests.frontends.sampling import sampled  # noqa: E402
 from tests.frontends.user_moes import DIM  # noqa: E402
 
 torch.set_num_threads(1)
@@ -61,7 +62,7 @@ class Epsilon(nn.Module):
 
 @pytest.mark.parametrize(
     ("experts", "k", "epsilon", "spread"),
-    [(4, 2, 1e-3, 1.0), (16, 1, 1e-6, 0.05), (32, 4, 1e-6, 0.05)],
+    sampled([(16, 1, 1e-6, 0.05), (4, 2, 1e-3, 1.0), (32, 4, 1e-6, 0.05)], 3),
 )
 def test_an_epsilon_in_the_sum_is_found_for_any_number_of_experts(
     experts: int, k: int, epsilon: float, spread: float
@@ -91,7 +92,7 @@ class Guarded(moes.Variant):
         return logits.softmax(-1).topk(self.k, -1)
 
 
-@pytest.mark.parametrize(("k", "below"), [(1, 3.0), (1, 8.0), (1, 30.0), (2, 8.0), (2, 30.0), (1, 1e4)])
+@pytest.mark.parametrize(("k", "below"), sampled([(1, 8.0), (1, 3.0), (2, 30.0), (1, 30.0), (1, 1e4), (2, 8.0)], 2))
 def test_an_expert_behind_a_guard_that_no_row_reaches_is_exported_and_named(k: int, below: float) -> None:
     """E10"""
     model = Guarded(k, below).eval()
@@ -166,7 +167,9 @@ class OwnAndShared(Tasks):
         return tuple(results)
 
 
-@pytest.mark.parametrize(("build", "mixtures"), [(Tasks, 2), (lambda: SparseTasks(3), 3), (OwnAndShared, 0)])
+@pytest.mark.parametrize(
+    ("build", "mixtures"), sampled([(Tasks, 2), (OwnAndShared, 0), (lambda: SparseTasks(3), 3)], 2)
+)
 def test_experts_that_several_gates_share_are_exported_once(build: Any, mixtures: int) -> None:
     """E4"""
     model = build().eval()

@@ -19,6 +19,7 @@ from colibri.reference.interpreter import Trace, run  # noqa: E402
 from tests.frontends import moe_near_misses as near  # noqa: E402
 from tests.frontends import moe_styles as styles  # noqa: E402
 from tests.frontends import user_moes as moes  # noqa: E402
+from tests.frontends.sampling import sampled  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -179,7 +180,7 @@ def rows_given(model: Any, path: str, x: tuple[Any, ...]) -> dict[int, Any]:
     return {n: rows for n, rows in given.items()}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(CASES, 3))
 def test_style_exports_exactly(name: str) -> None:
     torch.manual_seed(0)
     build, shapes, expected = CASES[name]

@@ -22,7 +22,7 @@ from colibri.reference.interpreter import run  # noqa: E402
 
 torch.set_num_threads(1)
 
-FEW = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Call(nn.Module):
@@ -249,6 +249,17 @@ def test_float_columns_may_be_ids() -> None:
 @given(st.data())
 @FEW
 def test_any_convolution_matches(data: Any) -> None:
+    any_convolution(data)
+
+
+@pytest.mark.slow
+@given(st.data())
+@settings(FEW, max_examples=60)
+def test_any_of_many_convolutions_matches(data: Any) -> None:
+    any_convolution(data)
+
+
+def any_convolution(data: Any) -> None:
     space, groups = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3))
     draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
     size, step, apart = ([draw(1, 3) for _ in range(space)] for _ in range(3))
@@ -302,7 +313,7 @@ def test_what_cannot_be_is_refused_by_name(name: str) -> None:
 
 
 def test_a_recurrence_for_too_large_a_batch_says_so() -> None:
-    module = Call(lambda s, x: s.rnn(x)[0], rnn=nn.GRU(2, 64, batch_first=True)).eval()
-    graph, *_ = from_torch(module, torch.randn(2, 400, 2))
-    with pytest.raises(ExportError, match=r"400 steps .* for 60000 samples at once .*: lower max_batch"):
+    module = Call(lambda s, x: s.rnn(x)[0], rnn=nn.GRU(2, 512, batch_first=True)).eval()
+    graph, *_ = from_torch(module, torch.randn(2, 20, 2))
+    with pytest.raises(ExportError, match=r"20 steps .* for 60000 samples at once .*: lower max_batch"):
         exporter.build(graph, max_batch=60000)

@@ -1,7 +1,8 @@
 """The calls around an expert that are part of it: elementwise ones with constants, such as a clamp of what it gives.
 
 A dispatch loop may bound what goes into an expert and what comes out of it. Where only that expert has the value, the
-bound is an operation of the expert like its own layers, and is exported as one.
+bound is an operation of the expert like its own layers, and is exported as one. A bound acts on wide rows only, where
+rounding of the logits and overflow may hide what it does: it is exported only where that can be verified.
 """
 
 from __future__ import annotations
@@ -10,9 +11,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from colibri.frontends.torch_tape import Call, Expert, Held, Recording, Ref, function_name, leaves, mapped, refs
+from colibri.compare import compare
+from colibri.errors import ExportError
+from colibri.frontends.torch_experts import OfRows
+from colibri.frontends.torch_moe import Block, kind_of
+from colibri.frontends.torch_tape import (
+    BENDING,
+    Call,
+    Expert,
+    Held,
+    Recording,
+    Ref,
+    function_name,
+    leaves,
+    mapped,
+    refs,
+)
+from colibri.graph import Graph
+from colibri.reference.interpreter import run
+
+SIZES = (1e1, 1e2, 1e3, 1e4, 1e5, 1e6)  # of the rows on which a bound is verified
+ROWS = 256  # of each size
+LARGEST = 3e38  # of elements at which sums overflow
+TOLERANCE = 1e-5  # of the largest element of the rows of one size
+BOUNDS = BENDING - {"relu"}  # what acts on wide rows only
 
 ELEMENTWISE = frozenset(
     {"clamp", "clamp_min", "clamp_max", "clip", "hardtanh", "nan_to_num", "minimum", "maximum", "round", "half",
@@ -27,6 +54,7 @@ class Step:
 
     func: Any
     args: Any
+    line: str = ""  # of the source
 
     def __call__(self, x: Tensor) -> Tensor:
         """The function of x, which is left as it was."""
@@ -137,7 +165,57 @@ def _step(recording: Recording, call: Call, value: int) -> Step | None:
             return leaf
         return HERE if leaf.value == value else constants[leaf.value]
 
-    return Step(call.func, mapped(call.args, fixed))
+    return Step(call.func, mapped(call.args, fixed), call.line)
 
 
-__all__ = ["Chained", "Step", "chained"]
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+class Alone(nn.Module):
+    """The main output of a block, as a module of its tensor inputs."""
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        self.rows, self.module = block.rows, block.module
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """What the block returns for them, with the other arguments that it has in its model."""
+        args, kwargs = self.rows.calls.arguments(inputs)
+        results = pytree.tree_leaves(self.rows.calls.runs(*args, **kwargs))
+        y: Tensor = [leaf for leaf in results if isinstance(leaf, Tensor)][self.rows.main]
+        return y
+
+
+def bounds(block: Block) -> list[Step]:
+    """The calls around the block's experts that act on wide rows only, each once."""
+    experts = (expert.expert if isinstance(expert, OfRows) else expert for expert in block.experts)
+    chains = [expert for expert in experts if isinstance(expert, Chained)]
+    steps = [step for chain in chains for step in (*chain.before, *chain.after)]
+    return list({str(step): step for step in steps if function_name(step.func) in BOUNDS}.values())
+
+
+def verify_bounds(block: Block, graph: Graph) -> None:
+    """Compare the graph of the block alone with the block on rows of every size, the largest included.
+
+    Raises ExportError where they differ by more than rounding, or where only one of them is finite.
+    """
+    width = block.rows.real.shape[1]
+    generator = torch.Generator().manual_seed(14)
+    sets = {size: torch.randn(ROWS, width, generator=generator) * size for size in SIZES}
+    sets[LARGEST] = torch.tensor([[LARGEST], [-LARGEST]]).expand(-1, width)
+    for size, wide in sets.items():
+        rows = block.rows.whole(wide)
+        theirs = block.rows(rows).numpy()
+        ours = run(graph, [x.numpy() for x in block.rows.split(rows)])[0].reshape(theirs.shape)
+        found = compare(*(np.where(np.isfinite(y), y, np.nan) for y in (theirs, ours)))
+        if found.error > TOLERANCE:
+            told = ", ".join(f"{function_name(step.func)} at {step.line}" for step in bounds(block))
+            raise ExportError(
+                f"{block.path or 'the module'} ({kind_of(block.module)}): {told}, which every expert's input or output "
+                f"goes through, could not be verified on rows of size {size:g}, where it acts: "
+                f"the relative error is {found.error:.1e} (infinite where only one of the two overflows). Put the call "
+                "into the expert's own forward, where it is part of the expert's graph, or leave it out"
+            )
+
+
+__all__ = ["Alone", "Chained", "Step", "bounds", "chained", "verify_bounds"]

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from colibri import arithmetic
 from colibri.compare import compare
 from colibri.errors import ExportError
+from colibri.frontends.torch_chains import Alone, bounds, verify_bounds
 from colibri.frontends.torch_check import Ties, checked_module, degenerate
 from colibri.frontends.torch_convert import WAY_OUT, Converter, MoeBody, explain
 from colibri.frontends.torch_identify import dense_cost, find_blocks, nested_cost, unreached
@@ -103,6 +104,9 @@ def _from_torch(module: nn.Module, example_inputs: Any, calibration: Any, name: 
         bodies = [MoeBody(b.path, b.router, _experts(b)) for b in blocks]
         with leaves(blocks):
             graph = _convert(work, _copies(tame)[0], name, bodies, notes)
+            bounded = [(block, _alone(block, bodies, notes)) for block in blocks if bounds(block)]
+        for block, alone in bounded:
+            verify_bounds(block, alone)
         if any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(again, reference[0], strict=True)):
             raise ExportError("the module gives different outputs for the same input in eval mode; take the noise out")
         ties = Ties(graph, [block.path for block in blocks])
@@ -205,6 +209,13 @@ def _convert(
     Converter(graph, OPS, bodies, notes).run(program, program.state_dict)
     graph.validate()
     return graph
+
+
+def _alone(block: Block, bodies: Sequence[MoeBody], notes: Mapping[str, str]) -> Graph:
+    """The graph of one block and nothing around it."""
+    two = 2 * block.rows.per_sample
+    rows = block.rows.whole(block.rows.real[:two], two)
+    return _convert(Alone(block), block.rows.split(rows), block.path, bodies, notes)
 
 
 def _trace(module: nn.Module, example: Sequence[Tensor], notes: Mapping[str, str]) -> Any:
@@ -330,7 +341,7 @@ def _first_line(error: Exception) -> str:
 def _kept(module: nn.Module) -> Iterator[None]:
     """Restore training flags, parameters and buffers afterwards, to the bit."""
     modes = [(m, m.training) for m in module.modules()]
-    held = [(t, t.detach().clone(), t.requires_grad) for t in (*module.parameters(), *module.buffers())]
+    held = [(t, _once(t.detach()).clone(), t.requires_grad) for t in (*module.parameters(), *module.buffers())]
     try:
         yield
     finally:
@@ -338,8 +349,16 @@ def _kept(module: nn.Module) -> Iterator[None]:
             m.training = mode
         with torch.no_grad():
             for tensor, value, wanted in held:
-                tensor.copy_(value)
+                _once(tensor).copy_(value)
                 tensor.requires_grad_(wanted)
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """The tensor without the repetitions of an expanded axis, which cannot be written to."""
+    for axis, (size, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and step == 0:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
 
 
 @contextlib.contextmanager

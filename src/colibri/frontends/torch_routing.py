@@ -34,7 +34,8 @@ def weigh(logits: Tensor, router: Router, tokens: int = 0, made: bool = False) -
     """Weights (n, experts), zero where not chosen, and which of the n choices are clear of ties.
 
     `tokens`: how many of the rows share the experts' capacity, one group of them after the other. `made`: the logits
-    may be larger than any model's; what they choose for weights of 1 may be compared as probabilities, equal then.
+    may be larger or smaller than any model's; what is chosen for weights of 1, or for the softmax of the chosen, may be
+    compared as probabilities, equal then.
     """
     with np.errstate(all="ignore"):
         chosen, weights = ops.route(logits.numpy(force=True), router)
@@ -44,10 +45,11 @@ def weigh(logits: Tensor, router: Router, tokens: int = 0, made: bool = False) -
     dense = torch.zeros(logits.shape, dtype=torch.float32)
     dense.scatter_add_(1, at, torch.where(kept, torch.from_numpy(weights), 0.0))
     clear = clear_choices(logits, router, MARGIN)
-    if made and router.normalize == "one" and router.k < router.experts and not router.keyed:
-        for score in ("softmax", "sigmoid"):
+    if made and router.normalize in ("one", "softmax") and router.k < router.experts and not router.keyed:
+        for score in ("softmax", "sigmoid") if router.normalize == "one" else ("softmax",):
             p = _scores(logits, score)
-            clear &= _apart(p, p.abs(), router.k, MARGIN)
+            nothing = p.topk(router.k).values[:, -1] == 0 if router.normalize == "softmax" else False
+            clear &= _apart(p, p.abs(), router.k, MARGIN) | nothing
     if router.capacity:  # what one token takes, the others lack
         clear = clear.view(-1, tokens or len(chosen)).all(1, keepdim=True).expand(-1, tokens or len(chosen)).flatten()
     return dense, clear
