@@ -18,11 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colibri import engine
-from colibri._engine import caller
+from colibri._engine import caller, ffi
 from colibri.errors import ModelError
 from colibri.exporter import build
 from colibri.graph import Graph
 from colibri.reference.interpreter import run
+from colibri.spec import HEAD_BYTES
 from tests.engine.conftest import MAX_BATCH, example, random_rows
 from tests.graphs import graphs, linear
 from tests.test_export import RANDOM, rows
@@ -188,6 +189,28 @@ def test_a_failing_allocation_is_raised_and_loses_no_context(model: engine.Model
             with pytest.raises(error):
                 call(some())
         assert len(model._contexts) == 1
+
+
+@pytest.mark.parametrize(("field", "place"), [("max_batch", 4), ("model", 32), ("kernels", 56), ("seal", 80)])
+def test_a_forward_that_failed_raises_its_error(model: engine.Model, field: str, place: int) -> None:
+    """C13: what the general path raises, the short way raises too."""
+    head = np.frombuffer(ffi.buffer(model._contexts[0][2], HEAD_BYTES), np.uint8)
+    for _ in range(2):
+        head[place] ^= 64
+        assert model._call(some()) is None
+        for call in (model, model.routes):
+            with pytest.raises(ModelError, match="COLIBRI_ERR_DAMAGED"):
+                call(some())
+        head[place] ^= 64
+        assert len(model._contexts) == 1
+        assert model(some()).tobytes() == want(some())
+
+
+def test_an_output_that_was_not_written_is_never_returned(model: engine.Model) -> None:
+    """C13: as of a batch that the engine refuses."""
+    call = caller(model._contexts, MAX_BATCH + 5, SHAPE, SHAPE, np.ndarray, np.empty, np.dtype(np.float32))
+    assert call(some(MAX_BATCH + 1)) is None  # COLIBRI_ERR_BATCH
+    assert call(some()).tobytes() == want(some())
 
 
 @pytest.fixture

@@ -136,6 +136,55 @@ def test_the_engine_reports_the_reference_routes_and_logits(graph: Graph, max_ba
         assert np.array_equal(route, chosen) and np.array_equal(want, have, equal_nan=True)
 
 
+def put_together(pieces: int) -> Graph:
+    """Pieces of one value, computed in another order than they lie in, beside each other and one after the other."""
+    rng = np.random.default_rng(0)
+    graph = Graph("pieces")
+    x = graph.add_input("x", (3, 5))
+    parts = {n: linear(graph, rng, x, 1 + n % 3, True) for n in (*range(0, pieces, 2), *range(1, pieces, 2))}
+    beside = graph.add("concat", *(parts[n] for n in range(pieces)), axis=1)
+    after = graph.add("concat", *(graph.add("softmax", parts[n]) for n in range(0, pieces, 3)), axis=0)
+    graph.outputs = [graph.add("softmax", beside), graph.add("transpose", beside, perm=(1, 0)), after]
+    return graph
+
+
+def between_pieces() -> Graph:
+    """A product's matrices lie apart in what is put together, and are read before what lies between is written."""
+    graph = Graph("between")
+    x = graph.add_input("x", (3, 2, 2))
+    product = graph.add("matmul", x, graph.add("transpose", x, perm=(0, 2, 1)))
+    graph.outputs = [graph.add("concat", product, graph.add("binary", x, product, func="add"), axis=1)]
+    return graph
+
+
+def windows_beside() -> Graph:
+    """Windows whose rows lie between each other, read from one column and written to the next."""
+    graph = Graph("windows")
+    x = graph.add_input("x", (13, 2))
+    left = graph.add("unary", x, func="tanh")
+    windows = graph.add("window", left, axis=0, size=3, step=2, dilation=3)
+    mean = graph.add("reduce", windows, func="mean", axis=1)
+    again = graph.add("window", graph.add("concat", mean, mean, axis=0), axis=0, size=2, step=1, dilation=1)
+    right = graph.add("reshape", graph.add("slice", again, axis=0, start=0, stop=7, step=1), shape=(14, 2))
+    right = graph.add("slice", right, axis=0, start=0, stop=13, step=1)
+    graph.outputs = [graph.add("concat", left, graph.add("unary", right, func="tanh"), axis=1), mean]
+    return graph
+
+
+PIECES = {"4": put_together(4), "9": put_together(9), "64": put_together(64), "300": put_together(300),
+          "between": between_pieces(), "windows": windows_beside()}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PIECES)
+@pytest.mark.parametrize("max_batch", [1, 3])
+def test_what_is_put_together_from_pieces_runs(name: str, max_batch: int) -> None:
+    """C13: the proof of the order refuses no export, of however many pieces a value is put together."""
+    export = exporter.build(PIECES[name], max_batch=max_batch)
+    inputs = rows(export.graph, 4, 6)
+    for want, have in zip(run(export.graph, inputs), outputs(engine.load(export.image), inputs), strict=True):
+        assert want.tobytes() == have.tobytes()
+
+
 ROUTES = [
     ("the largest wins", [0.1, 0.3, 0.2], 2, [1, 2]),
     ("equal logits go to the lower index", [0.5, 0.5, 0.5], 2, [0, 1]),

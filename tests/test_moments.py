@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import colibri  # noqa: E402
 from colibri import spec  # noqa: E402
+from colibri._engine import lib  # noqa: E402
 from colibri.errors import ExportError  # noqa: E402
 from colibri.frontends.torch_export import from_torch  # noqa: E402
 from colibri.passes import optimize  # noqa: E402
@@ -80,6 +81,18 @@ def test_stream_gives_what_the_sequence_gives(name: str, tmp_path: Path) -> None
         got = np.concatenate(pieces)[latency:]
         assert len(got) >= 7
         np.testing.assert_allclose(got, expected[: len(got)], rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def test_a_stream_goes_back_to_its_beginning_only(tmp_path: Path) -> None:
+    """B6: its firmware has no records to look for how far its past reaches."""
+    x = torch.randn(1, 9, 3)
+    colibri.export(Forecast().eval(), x, tmp_path, stream=1)
+    model = colibri.load(tmp_path)
+    model(x[0].numpy())
+    ((_, ctx, _),) = model._contexts
+    assert ctx.position == 9
+    assert lib.colibri_lm_rewind(ctx, 8) == spec.error_code("REWIND") and ctx.position == 9
+    assert lib.colibri_lm_rewind(ctx, 0) == 0 and ctx.position == 0
 
 
 def test_last_state_is_of_the_moment_itself(tmp_path: Path) -> None:

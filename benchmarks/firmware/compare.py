@@ -38,6 +38,7 @@ import weights  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 
 from colibri import elf, engine, exporter, targets, toolchain  # noqa: E402
+from colibri.emit import c_source  # noqa: E402
 
 BOARD = firmware.BOARDS["cortex-m7"]
 BOARDS = toolchain.engine_directory() / "firmware"
@@ -220,11 +221,20 @@ def _row(variant: Variant, image: Path, weight_bytes: int, work: Work, empty: di
 def colibri(dtype: str, work: Work, empty: dict[str, int], program: str = "colibri.c") -> Row:
     """As the example links it; its answers must also be this machine's, to the last bit."""
     image, made = _link_colibri(dtype, work, program)
-    row = _row(Variant("**Colibri**", program, dtype), image, len(made.image), work, empty)
+    row = _row(Variant("**Colibri**", program, dtype), image, flash_of(made), work, empty)
     here = np.ascontiguousarray(engine.load(made.image)(work.rows), np.float32).ravel()
     if run(image)[1].tobytes() != here.tobytes():
         raise LeftOut(f"Colibri's {dtype} answers are not this machine's")
     return row
+
+
+def flash_of(made: exporter.Export) -> int:
+    """Bytes of the model in flash."""
+    header = c_source.files(made.program, made.image, c_source.PLAIN)["model.h"]
+    found = re.search(r"MODEL_FLASH_BYTES (\d+)u", header)
+    if found is None:
+        raise LeftOut("model.h does not say what the model takes")
+    return int(found[1])
 
 
 def _link_colibri(dtype: str, work: Work, program: str) -> tuple[Path, exporter.Export]:

@@ -165,7 +165,7 @@ def colibri(dtype: str, x: Floats, folder: Path, made: exporter.Export | None = 
     here = np.ascontiguousarray(engine.load(made.image)(x)[:, 0])
     if compare.run(image)[1].tobytes() != here.tobytes():
         raise compare.LeftOut(f"Colibri's {dtype} answers are not this machine's")
-    return _row("**Colibri**", dtype, image, len(made.image), x, folder)
+    return _row("**Colibri**", dtype, image, compare.flash_of(made), x, folder)
 
 
 def _row(name: str, dtype: str, image: Path, constants: int, x: Floats, folder: Path) -> Row:
@@ -218,8 +218,8 @@ probability. `python benchmarks/firmware/stream.py` measures it and writes this 
   picolibc. int8: a scale for each row of weights and for each vector of inputs; the classifier is fp32.
 - Colibri's code has no loop over operations: each is a few calls with literal sizes. A window of the past is one copy
   out of a ring, a gate's sum and its function one pass, and eight rows of weights share each load of an input.
-- Its flash is larger by the records of its operations, which the generated code does not read, the certificate's golden
-  rows and the model's names: {min(r.constants for r in rows if "Colibri" in r.name):,} bytes of constants at int8.
+- Its flash holds the header, the certificate's golden rows and the weights; of the records of its operations, which are
+  constants of the code, nothing: {min(r.constants for r in rows if "Colibri" in r.name):,} bytes of constants at int8.
 
 """
 

@@ -58,7 +58,7 @@ def array(ctype: str, name: str, values: NDArray[np.generic]) -> str:
 
 
 def _header(arrays: Iterable[tuple[str, str, NDArray[np.generic]]], *more: str) -> str:
-    return "".join(["#include <stdint.h>\n", SIZES, *more, *(array(*array) for array in arrays)])
+    return "".join(["#include <stdint.h>\n", SIZES, *more, *(array(*each) for each in arrays)])
 
 
 def _four_rows(w: NDArray[np.generic], unit: int) -> NDArray[np.generic]:

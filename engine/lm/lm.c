@@ -80,6 +80,7 @@ int colibri_lm_rewind(colibri_context_t *ctx, int position)
     RETURN_IF(ctx->busy, COLIBRI_ERR_BUSY);
     RETURN_IF(position < 0 || to > ctx->position, COLIBRI_ERR_REWIND);
     const clb_header *header = (const clb_header *)(const void *)ctx->model;
+    RETURN_IF(to > 0 && header->context_tokens == CLB_LIMIT, COLIBRI_ERR_REWIND); /* its firmware may have no records */
     const clb_op *ops = (const clb_op *)(const void *)(ctx->model + header->ops_offset);
     for (uint32_t n = 0; n < header->main_ops && to > 0; ++n) {
         RETURN_IF(!reaches(&ops[n], to, ctx->position), COLIBRI_ERR_REWIND);

@@ -10,6 +10,23 @@ CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t con
                                                      : COLIBRI_OK;
 }
 
+/* A bijection of the sum so far, so that a change within one word is always noticed. */
+static inline uint32_t sealed(uint32_t sum, uint32_t word) { return (sum ^ word) * 0x9E3779B1u; }
+
+CLB_INTERNAL __attribute__((noinline)) uint32_t clb_seal(const colibri_context_t *ctx)
+{
+    const uint64_t model = (uintptr_t)ctx->model;
+    const uint64_t kernels = (uintptr_t)ctx->kernels;
+    uint32_t sum = sealed(1, (uint32_t)model);
+    sum = sealed(sum, (uint32_t)(model >> 32));
+    sum = sealed(sum, (uint32_t)kernels);
+    sum = sealed(sum, (uint32_t)(kernels >> 32));
+    sum = sealed(sum, (uint32_t)ctx->max_batch);
+    sum = sealed(sum, ctx->input_size);
+    sum = sealed(sum, ctx->output_size);
+    return sealed(sum, ctx->context_tokens);
+}
+
 colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin)
 {
     clb_model model;
@@ -44,7 +61,7 @@ int colibri_get_num_experts(const uint8_t *model_bin)
 }
 
 /* The rows of a context that runs nothing else; an enum colibri_error. */
-static int run(colibri_context_t *ctx, const float *input, float *output, int batch_size)
+CLB_STATIC_WALK int run(colibri_context_t *ctx, const float *input, float *output, int batch_size)
 {
     RETURN_IF(ctx->seal != clb_seal(ctx), COLIBRI_ERR_DAMAGED);
     const clb_header *header = (const clb_header *)(const void *)ctx->model;

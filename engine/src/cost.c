@@ -56,24 +56,6 @@ uint64_t clb_work_of(const clb_op *op, const clb_tensor *tensors, uint32_t token
     }
 }
 
-uint64_t clb_reach(const uint32_t *dims, const uint32_t *strides, uint32_t axes)
-{
-    uint64_t last = 0;
-    for (uint32_t axis = 0; axis < axes; ++axis) {
-        last += (uint64_t)(dims[axis] - 1) * strides[axis];
-    }
-    return last + 1;
-}
-
-uint64_t clb_workspace_floats(const clb_op *op, const clb_layer *layer, uint64_t samples)
-{
-    enum { ALIGNED = CLB_ALIGN_BUFFER / sizeof(float) };
-    const uint64_t choices = samples * op->rows * layer->k;
-    const uint64_t slots = layer->k > 1 ? choices * layer->d_out : 0;
-    const uint64_t words = slots + 3 * choices + layer->experts + 1 + clb_key_words(layer, op->w1 != CLB_NONE);
-    return (words + ALIGNED - 1) / ALIGNED * ALIGNED;
-}
-
 static uint64_t cost_of(const clb_expert *e, enum clb_cost what) { return what == CLB_MACS ? e->macs : e->bytes; }
 
 /* The k-th costliest is found by halving, for there is no memory to sort them in. */

@@ -1,7 +1,7 @@
 /* What an exported model.c with COLIBRI_GENERATED is made of: the engine's files as one unit, with the kernels of the machine
  * it is compiled for, of which only those the model uses are kept, and the five functions and the self-test for this one
  * model. Its program is code and needs no proof. The file defines before: CLB_TILE, CLB_FOLDED, CLB_USED_UNARY and the
- * like, CLB_DIGEST, CLB_PARTS, the names of the functions where they have a prefix, colibri_model; and after:
+ * like, CLB_DIGEST, CLB_PARTS, CLB_GOLDEN_AT, the names of the functions where they have a prefix, colibri_model; and after:
  * clb_run_program. */
 #include "internal.h"
 

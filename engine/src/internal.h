@@ -44,6 +44,7 @@
 #define CLB_USED_SOURCE 1 /* a source text before the text */
 #define CLB_USED_BATCH 1  /* several samples at once */
 #define CLB_USED_COMPUTED 1 /* matrices that are no tensors */
+#define CLB_GOLDEN_AT(header) (header)->golden_offset /* in the bytes at hand */
 #endif
 
 /* Generated code with many products, of one row each, calls one function for all of a format where lanes are no vector. */
@@ -188,10 +189,24 @@ uint64_t clb_costliest(const clb_expert *experts, uint32_t count, uint32_t k, en
 uint64_t clb_plus(uint64_t a, uint64_t b);
 uint64_t clb_times(uint64_t a, uint64_t b);
 
-/* cost.c: highest float reached plus one, over strided axes */
-uint64_t clb_reach(const uint32_t *dims, const uint32_t *strides, uint32_t axes);
+/* An operand as its operation uses it. A row is `floats` neighbouring floats, or has axes and reaches that far. */
+enum { CLB_A, CLB_B, CLB_OUT, CLB_OPERANDS, CLB_AXES = 4 };
+typedef struct {
+    const clb_operand *at;
+    const uint32_t *dims, *strides; /* of the axes */
+    uint64_t floats; /* 0: there is no such operand */
+    uint64_t spare;  /* the last of these, if their values do not count */
+    uint32_t axes;   /* the bits of those that count; 0: neighbouring floats */
+    uint32_t rows;
+    uint32_t cols; /* inputs of rows that are quantised; 0: they are floats */
+} clb_use;
 
-/* cost.c: memory for an operation's own use, of a MoE layer up to where its experts' scratch begins; sequence.c: of a cache */
+/* operands.c: what an operation, whose dimensions are in their range, reads and writes */
+void clb_uses(const clb_model *model, const clb_op *op, clb_use uses[CLB_OPERANDS]);
+
+/* operands.c: memory for an operation's own use, for all samples, of a MoE layer with its experts' scratch, and up to
+ * where that begins; sequence.c: of a cache */
+uint64_t clb_work_floats(const clb_model *model, const clb_op *op, uint64_t samples);
 uint64_t clb_workspace_floats(const clb_op *op, const clb_layer *layer, uint64_t samples);
 CLB_INTERNAL uint64_t clb_cache_floats(const clb_op *op);
 
@@ -208,22 +223,8 @@ CLB_INTERNAL uint32_t clb_crc32_on(uint32_t before, const void *data, uint64_t b
 /* context.c: why a context cannot live there */
 CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t context_bytes);
 
-/* A number that goes with the fields of the head that steer the engine and that no caller sets. Every step is a bijection of
- * the sum so far, so a change within one word is always noticed. */
-static inline uint32_t clb_seal(const colibri_context_t *ctx)
-{
-    const uint64_t model = (uintptr_t)ctx->model;
-    const uint64_t kernels = (uintptr_t)ctx->kernels;
-    const uint32_t words[] = {
-        (uint32_t)model,          (uint32_t)(model >> 32), (uint32_t)kernels,   (uint32_t)(kernels >> 32),
-        (uint32_t)ctx->max_batch, ctx->input_size,         ctx->output_size, ctx->context_tokens,
-    };
-    uint32_t sum = 1;
-    for (size_t n = 0; n < sizeof words / sizeof *words; ++n) {
-        sum = (sum ^ words[n]) * 0x9E3779B1u;
-    }
-    return sum;
-}
+/* context.c: a number that goes with the fields of the head that steer the engine and that no caller sets */
+CLB_INTERNAL uint32_t clb_seal(const colibri_context_t *ctx);
 
 /* Run with these kernels from now on. */
 static inline void clb_use_kernels(colibri_context_t *ctx, const clb_kernels *kernels)

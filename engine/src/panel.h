@@ -96,7 +96,7 @@ OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
     const uint8_t *matrix = m->blocks + first * m->stride;
     const float *scale = (const float *)(const void *)matrix, *bias = m->bias == NULL ? NULL : m->bias + at;
     const float *const sums = m->from_bias ? bias : NULL;
-    const int whole = CLB_SHARED_PRODUCTS && outputs == CLB_LANES; /* a constant number: moves, and no call of memcpy */
+    const int whole = CLB_SHARED_PRODUCTS && outputs == CLB_LANES; /* a constant number: moves */
     for (uint32_t row = 0; row < (CLB_TILE == 1 ? 1 : tile->computed); ++row) {
         UNROLL for (uint32_t i = 0; i < width; ++i) {
             total[row][i] = 0.0f;
@@ -104,10 +104,6 @@ OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
         const float *start = m->adds ? tile->out[row] + at : sums;
         if (start != NULL && whole) {
             begin(total[row], start, CLB_LANES);
-        } else if (CLB_SCALAR) { /* a plain copy would be a call of memcpy on some small cores */
-            UNROLL for (uint32_t i = 0; i < CLB_LANES; ++i) {
-                total[row][i] = start != NULL && i < outputs ? start[i] : 0.0f;
-            }
         } else if (start != NULL) {
             begin(total[row], start, outputs);
         }

@@ -53,7 +53,7 @@ int colibri_selftest(colibri_context_t *ctx, float *output)
     void *const user = ctx->user;
     int result = header->golden_rows > 0 ? COLIBRI_OK : COLIBRI_ERR_SELFTEST;
     for (uint32_t n = 0; n < header->golden_rows && result == COLIBRI_OK; ++n) {
-        const uint8_t *row = ctx->model + header->golden_offset + (size_t)n * header->golden_bytes;
+        const uint8_t *row = ctx->model + CLB_GOLDEN_AT(header) + (size_t)n * header->golden_bytes;
         const clb_golden *golden = (const clb_golden *)(const void *)row;
         const float *input = (const float *)(const void *)(golden + 1);
         expected_routes expected = {(const uint16_t *)(const void *)(input + header->input_floats), golden->choices, 1};

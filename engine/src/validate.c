@@ -121,21 +121,19 @@ typedef struct {
     int decodes; /* there is a source text, and it has been read */
 } scope;
 
-/* What is done with an operand: `READ_ONCE` and `WRITE` forbid that two rows share an element, which bounds the work. */
-enum access { READ, READ_ONCE, WRITE };
-
-/* The rows of `v`, each reaching `extent` floats, stay inside its space. */
-static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, uint64_t extent, const clb_tensor *constant,
-                        enum access access)
+/* The rows of an operand stay inside its space; where they are `apart`, no two rows share an element, which bounds the work. */
+static int operand_fits(const scope *s, const clb_use *u, const clb_tensor *constant, int written, int apart)
 {
-    const int written = access == WRITE;
+    const clb_operand *v = u->at;
+    const uint64_t extent = u->floats;
+    RETURN_IF(extent == 0, v->space == CLB_SPACE_NONE);
     const clb_layer *layer = s->expert == NULL ? NULL : &s->model->layers[s->expert->layer];
     const clb_header *h = s->model->header;
-    const uint64_t rows = (uint64_t)(s->steps - 1) * v->step_stride + (uint64_t)(op->rows - 1) * v->row_stride + extent;
+    const uint64_t rows = (uint64_t)(s->steps - 1) * v->step_stride + (uint64_t)(u->rows - 1) * v->row_stride + extent;
     uint64_t span = (s->samples - 1) * v->sample_stride + rows, space;
     int separate = s->samples == 1 || v->sample_stride >= rows;
     RETURN_IF(v->offset % sizeof(float) != 0 || v->sample_stride > CLB_LIMIT || v->row_stride > CLB_LIMIT ||
-              v->step_stride > CLB_LIMIT || (s->steps > 1 && extent > CLB_LIMIT / s->steps / (s->samples * op->rows)), 0);
+              v->step_stride > CLB_LIMIT || (s->steps > 1 && extent > CLB_LIMIT / s->steps / (s->samples * u->rows)), 0);
     switch (v->space) {
     case CLB_SPACE_ARENA:
         RETURN_IF(v->offset < s->arena, 0);
@@ -164,7 +162,21 @@ static int operand_fits(const scope *s, const clb_op *op, const clb_operand *v, 
     default: return 0;
     }
     RETURN_IF(v->offset > space || span > (space - v->offset) / sizeof(float), 0);
-    return access == READ || (separate && (op->rows == 1 || v->row_stride >= extent));
+    return !apart || (separate && (u->rows == 1 || v->row_stride >= extent));
+}
+
+/* All that an operation reads and writes, once its dimensions are known to be in their range; what it has not is none. */
+static int operands_fit(const scope *s, const clb_op *op, const clb_tensor *w0, const clb_tensor *w1)
+{
+    const int map = op->code == CLB_OP_MAP1 || op->code == CLB_OP_MAP2;
+    const clb_tensor *constants[CLB_OPERANDS] = {map ? w0 : NULL, map ? w1 : NULL, NULL};
+    clb_use uses[CLB_OPERANDS];
+    clb_uses(s->model, op, uses);
+    for (uint32_t which = 0; which < CLB_OPERANDS; ++which) {
+        const int written = which == CLB_OUT;
+        RETURN_IF(!operand_fits(s, &uses[which], constants[which], written, written || op->code == CLB_OP_REDUCE), 0);
+    }
+    return 1;
 }
 
 /* The tensor an operation names, proven to lie inside the scope's weights; NULL where it names none. */
@@ -191,15 +203,16 @@ static int apart(const uint32_t *dims, const uint32_t *strides)
     return 1;
 }
 
-static int reduce_fits(const scope *s, const clb_op *op)
+/* The elements read are no more than the memory they come from. */
+static int reduce_fits(const clb_op *op)
 {
-    /* outer, n, inner; the elements read are no more than the memory they come from */
-    const uint32_t in[4] = {op->dims[0], op->dims[1], op->dims[2], 1}, out[4] = {op->dims[0], 1, op->dims[2], 1};
-    RETURN_IF(!within(in, 4, 1, CLB_LIMIT) || !within(op->sa, 4, 0, CLB_LIMIT) || !within(op->so, 4, 0, CLB_LIMIT), 0);
-    const uint64_t extent = clb_reach(in, op->sa, 4), outer = (uint64_t)in[0] * in[2];
-    return op->func < CLB_REDUCE_COUNT && outer <= extent && in[1] <= extent / outer && apart(out, op->so) &&
-           operand_fits(s, op, &op->a, extent, NULL, READ_ONCE) &&
-           operand_fits(s, op, &op->out, clb_reach(out, op->so, 4), NULL, WRITE);
+    const uint32_t *d = op->dims;
+    const uint32_t left[4] = {d[0], 1, d[2], 1};
+    RETURN_IF(!within(d, 3, 1, CLB_LIMIT) || !within(op->sa, 3, 0, CLB_LIMIT) || !within(op->so, 3, 0, CLB_LIMIT), 0);
+    clb_use uses[CLB_OPERANDS];
+    clb_uses(NULL, op, uses);
+    const uint64_t read = clb_times((uint64_t)d[0] * d[1], d[2]);
+    return op->func < CLB_REDUCE_COUNT && read <= uses[CLB_A].floats && apart(left, op->so);
 }
 
 /* Only an operation on two values has functions around it. An exponential takes no parameter in a program: kernels have one
@@ -214,40 +227,34 @@ static int functions_fit(const clb_op *op)
     return op->before < known && op->after < known;
 }
 
-static int map_fits(const scope *s, const clb_op *op, const clb_tensor *w0, const clb_tensor *w1)
+static int map_fits(const clb_op *op)
 {
     RETURN_IF(!within(op->dims, 4, 1, CLB_LIMIT) || !within(op->sa, 4, 0, CLB_LIMIT) ||
               !within(op->sb, 4, 0, CLB_LIMIT) || !within(op->so, 4, 0, CLB_LIMIT) || !apart(op->dims, op->so), 0);
-    const int two = op->code == CLB_OP_MAP2;
-    return op->func < (two ? (uint32_t)CLB_BINARY_COUNT : (uint32_t)CLB_UNARY_COUNT) &&
-           operand_fits(s, op, &op->a, clb_reach(op->dims, op->sa, 4), w0, READ) &&
-           (two ? operand_fits(s, op, &op->b, clb_reach(op->dims, op->sb, 4), w1, READ) : op->b.space == CLB_SPACE_NONE) &&
-           operand_fits(s, op, &op->out, clb_reach(op->dims, op->so, 4), NULL, WRITE);
+    return op->func < (op->code == CLB_OP_MAP2 ? (uint32_t)CLB_BINARY_COUNT : (uint32_t)CLB_UNARY_COUNT);
 }
 
-static int linear_fits(const scope *s, const clb_op *op, const clb_tensor *w0, const clb_tensor *w1, const clb_tensor *w2)
+/* Of a product whose matrix is no tensor, and is computed. */
+static int linear_fits(const clb_op *op, const clb_tensor *matrix, const clb_tensor *bias, const clb_tensor *residual)
 {
     const uint32_t cols = op->dims[0], rows = op->dims[1];
-    const int quantized = op->code == CLB_OP_LINEAR_Q;
-    const int computed = op->b.space != CLB_SPACE_NONE; /* the matrix */
-    const uint64_t blocks = computed ? ((uint64_t)rows + CLB_LANES - 1) / CLB_LANES * cols * CLB_LANES : 0;
-    RETURN_IF(!within(op->dims, 2, 1, CLB_LIMIT) || (w0 == NULL) != computed || (computed && w2 != NULL) ||
-              (computed ? !operand_fits(s, op, &op->b, blocks, NULL, READ) : w0->rows != rows || w0->cols != cols) ||
-              !is_vector(w1, rows) || op->func >= CLB_UNARY_COUNT, 0);
-    const uint32_t layout = computed ? CLB_LAYOUT_ROWS8_F32 : w0->layout, i8 = layout == CLB_LAYOUT_ROWS8_I8, i4 = layout == CLB_LAYOUT_ROWS8_I4;
-    RETURN_IF(quantized ? !(i8 || i4) : !(i8 || layout == CLB_LAYOUT_ROWS8_F32 || layout == CLB_LAYOUT_ROWS8_F16), 0);
-    RETURN_IF(w2 != NULL && (w2->layout != CLB_LAYOUT_RESIDUAL || w2->rows != rows || w2->cols != cols || !(i8 ||
-              i4)), 0);
-    return operand_fits(s, op, &op->a, quantized ? clb_record_floats(cols) : cols, NULL, READ) &&
-           operand_fits(s, op, &op->out, rows, NULL, WRITE);
+    const uint32_t layout = matrix == NULL ? CLB_LAYOUT_ROWS8_F32 : matrix->layout;
+    const int i8 = layout == CLB_LAYOUT_ROWS8_I8;
+    const int i4 = layout == CLB_LAYOUT_ROWS8_I4;
+    const int floats = layout == CLB_LAYOUT_ROWS8_F32 || layout == CLB_LAYOUT_ROWS8_F16;
+    RETURN_IF(!within(op->dims, 2, 1, CLB_LIMIT) || !is_vector(bias, rows) || op->func >= CLB_UNARY_COUNT, 0);
+    RETURN_IF(matrix != NULL && (matrix->rows != rows || matrix->cols != cols), 0);
+    RETURN_IF(op->code == CLB_OP_LINEAR_Q ? !i8 && !i4 : !i8 && !floats, 0);
+    RETURN_IF(residual == NULL, 1);
+    return (i8 || i4) && residual->layout == CLB_LAYOUT_RESIDUAL && residual->rows == rows && residual->cols == cols;
 }
 
-/* `words` floats of the arena, for an operation's own use; they end before `end`. */
-static int work_fits(const clb_op *op, uint64_t words, uint64_t end)
+/* The memory for an operation's own use ends before `end`. */
+static int work_fits(const scope *s, const clb_op *op, uint64_t end)
 {
     return op->work.space == CLB_SPACE_ARENA && op->work.offset % CLB_ALIGN_BUFFER == 0 &&
            op->work.offset >= CLB_HEAD_BYTES && op->work.offset <= end &&
-           words <= (end - op->work.offset) / sizeof(float);
+           clb_work_floats(s->model, op, s->samples) <= (end - op->work.offset) / sizeof(float);
 }
 
 /* The pages of a cache: enough for all a token sees, when the chunk it came in is stored. */
@@ -261,7 +268,7 @@ static int cache_fits(const scope *s, const clb_op *op)
     const uint64_t seen = window == 0 ? all : ((uint64_t)window + h->max_batch - 2) / CLB_PAGE + 2;
     const uint64_t page = clb_page_bytes(op->func, dims[0], dims[1]), most = h->context_bytes / page;
     return pages >= (seen < all ? seen : all) && dims[2] <= most && pages <= most / dims[2] &&
-           work_fits(op, clb_cache_floats(op), h->context_bytes);
+           work_fits(s, op, h->context_bytes);
 }
 
 /* Operations that know of positions: outside experts, in language models only. */
@@ -272,26 +279,22 @@ static int sequence_fits(const scope *s, const clb_op *op, const clb_tensor *w0,
     const uint64_t tokens = h->context_tokens;
     RETURN_IF(s->expert != NULL || (tokens == 0 && op->code != CLB_OP_EMBED), 0);
     if (op->code == CLB_OP_CACHE || op->code == CLB_OP_ATTENTION) {
-        const int stores = op->code == CLB_OP_CACHE, all = op->sa[1] == CLB_SIGHT_ALL;
+        const int all = op->sa[1] == CLB_SIGHT_ALL;
         RETURN_IF(op->sa[1] >= CLB_SIGHT_COUNT || (op->sa[1] != CLB_SIGHT_PAST && op->sa[0] != 0) ||
                   (op->sa[1] == CLB_SIGHT_SOURCE && (!s->decodes || w1 != NULL)), 0);
         RETURN_IF(w1 != NULL && (w1->layout != CLB_LAYOUT_FLAT || w1->cols / op->rows < (all ? 2 * tokens - 1 : tokens)), 0);
-        return cache_fits(s, op) && operand_fits(s, op, &op->a, d[0], NULL, READ) &&
-               (stores ? op->rows == d[2] && operand_fits(s, op, &op->b, d[1], NULL, READ)
-                       : op->rows % d[2] == 0 && is_vector(w0, op->rows) && s->samples * op->rows <= CLB_LIMIT &&
-                             operand_fits(s, op, &op->out, d[1], NULL, WRITE));
+        RETURN_IF(!cache_fits(s, op), 0);
+        RETURN_IF(op->code == CLB_OP_CACHE, op->rows == d[2]);
+        return op->rows % d[2] == 0 && is_vector(w0, op->rows) && s->samples * op->rows <= CLB_LIMIT;
     }
-    const int delay = op->code == CLB_OP_DELAY; /* may only store, or only recall */
-    RETURN_IF(d[0] < 1 || d[0] > CLB_LIMIT || (!(delay && op->a.space == CLB_SPACE_NONE) &&
-              !operand_fits(s, op, &op->a, op->code == CLB_OP_EMBED ? 1 : d[0], NULL, READ)) ||
-              (!(delay && op->out.space == CLB_SPACE_NONE) && !operand_fits(s, op, &op->out, d[0], NULL, WRITE)), 0);
+    RETURN_IF(d[0] < 1 || d[0] > CLB_LIMIT, 0);
     switch (op->code) {
     case CLB_OP_EMBED: return w0 != NULL && w0->cols == d[0] && clb_block_bytes(w0->layout, d[0]) != 0;
     case CLB_OP_ROPE:
         return d[1] % 2 == 0 && d[1] <= d[0] && w0 != NULL && w0->layout == CLB_LAYOUT_FLAT && w0->cols >= tokens * d[1];
     default: /* CLB_OP_DELAY; its slots hold a chunk and what it looks back at */
         return d[1] >= 1 && d[1] <= CLB_LIMIT && d[2] <= CLB_LIMIT && (op->rows - 1) * (uint64_t)op->sa[0] <= d[1] &&
-               d[2] >= d[1] + (s->samples < tokens ? s->samples : tokens) && work_fits(op, (uint64_t)d[2] * d[0], s->arena_end);
+               d[2] >= d[1] + (s->samples < tokens ? s->samples : tokens) && work_fits(s, op, s->arena_end);
     }
 }
 
@@ -299,28 +302,26 @@ static int op_fits(const scope *s, const clb_op *op)
 {
     const clb_tensor *w0, *w1, *w2;
     const uint32_t n = op->dims[0];
+    int sound;
     RETURN_IF(op->rows < 1 || op->rows > CLB_LIMIT || !functions_fit(op) ||
               !tensor_of(s, op->w0, &w0) || !tensor_of(s, op->w1, &w1) || !tensor_of(s, op->w2, &w2), 0);
     switch (op->code) {
     case CLB_OP_LINEAR:
-    case CLB_OP_LINEAR_Q: return linear_fits(s, op, w0, w1, w2);
-    case CLB_OP_QUANTIZE:
-        return n >= 1 && n <= CLB_LIMIT / 2 && op->b.space == CLB_SPACE_NONE && operand_fits(s, op, &op->a, n, NULL, READ) &&
-               operand_fits(s, op, &op->out, clb_record_floats(n), NULL, WRITE);
+    case CLB_OP_LINEAR_Q: sound = linear_fits(op, w0, w1, w2); break;
+    case CLB_OP_QUANTIZE: sound = n >= 1 && n <= CLB_LIMIT / 2; break;
     case CLB_OP_MAP1:
-    case CLB_OP_MAP2: return map_fits(s, op, w0, w1);
+    case CLB_OP_MAP2: sound = map_fits(op); break;
     case CLB_OP_SOFTMAX:
     case CLB_OP_LAYERNORM:
-    case CLB_OP_RMSNORM:
-        return n >= 1 && n <= CLB_LIMIT && is_vector(w0, n) && is_vector(w1, n) && op->b.space == CLB_SPACE_NONE &&
-               operand_fits(s, op, &op->a, n, NULL, READ) && operand_fits(s, op, &op->out, n, NULL, WRITE);
-    case CLB_OP_REDUCE: return op->b.space == CLB_SPACE_NONE && reduce_fits(s, op);
+    case CLB_OP_RMSNORM: sound = n >= 1 && n <= CLB_LIMIT && is_vector(w0, n) && is_vector(w1, n); break;
+    case CLB_OP_REDUCE: sound = reduce_fits(op); break;
     case CLB_OP_LOOP: /* no step without its state in memory */
-        return (op->a.space | op->b.space | op->out.space | op->work.space) == CLB_SPACE_NONE && s->looped == 0 &&
-               within(op->dims, 2, 1, CLB_LIMIT) && op->dims[2] <= 1 &&
-               op->dims[0] <= s->model->header->context_bytes / sizeof(float);
-    default: return op->code > CLB_OP_MOE && op->code < CLB_OP_COUNT && sequence_fits(s, op, w0, w1);
+        sound = op->work.space == CLB_SPACE_NONE && s->looped == 0 && within(op->dims, 2, 1, CLB_LIMIT) &&
+                op->dims[2] <= 1 && op->dims[0] <= s->model->header->context_bytes / sizeof(float);
+        break;
+    default: sound = op->code > CLB_OP_MOE && op->code < CLB_OP_COUNT && sequence_fits(s, op, w0, w1);
     }
+    return sound && operands_fit(s, op, w0, w1);
 }
 
 /* Multiply-accumulates, all elementary steps, and bytes of experts that are read, along the costliest route. */
@@ -381,17 +382,13 @@ static int moe_fits(const scope *whole, const clb_op *op, uint32_t layer_number,
     const clb_model *m = whole->model;
     const clb_tensor *bias, *scale;
     RETURN_IF(op->w0 != layer_number || !tensor_of(whole, op->w1, &bias) || !tensor_of(whole, op->w2, &scale) ||
-              !functions_fit(op) || op->rows < 1 || op->rows > CLB_LIMIT || op->a.space == CLB_SPACE_CONST ||
-              op->b.space == CLB_SPACE_CONST, 0);
+              !functions_fit(op) || op->rows < 1 || op->rows > CLB_LIMIT, 0);
     const clb_layer *l = &m->layers[layer_number];
     RETURN_IF(whole->samples * op->rows > CLB_LIMIT / l->k, 0);
     const uint64_t floats = clb_workspace_floats(op, l, whole->samples);
     RETURN_IF(!is_vector(bias, l->experts) || !is_vector(scale, l->experts) ||
               (l->score == CLB_SCORE_SPARSE_MIXER && bias != NULL) || op->dims[2] > CLB_LIMIT ||
-              !work_fits(op, floats + op->dims[2], whole->arena_end), 0);
-    RETURN_IF(!operand_fits(whole, op, &op->a, l->d_in, NULL, READ) ||
-              !operand_fits(whole, op, &op->b, l->experts, NULL, READ) ||
-              !operand_fits(whole, op, &op->out, l->d_out, NULL, WRITE), 0);
+              !work_fits(whole, op, whole->arena_end) || !operands_fit(whole, op, NULL, NULL), 0);
     scope inside = *whole;
     inside.samples = l->tile;
     inside.arena = op->work.offset + floats * sizeof(float);

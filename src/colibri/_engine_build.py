@@ -112,8 +112,10 @@ static void record(void *user, int layer, const int32_t *experts, int tokens, in
 /* colibri_forward; where an encoder-decoder model has read no source text, the rows, first read as one. */
 static void forward_rows(colibri_context_t *ctx, const float *input, float *output, int batch_size)
 {
-    const clb_header *header = (const clb_header *)(const void *)ctx->model;
-    for (int run = header->encoder_ops == 0 || ctx->source != 0; run < 2; ++run) {
+    const int read = ctx->source != 0;
+    colibri_forward(ctx, input, output, batch_size);
+    /* only then is what the context says of its model true */
+    if (ctx->status == COLIBRI_OK && !read && ((const clb_header *)(const void *)ctx->model)->encoder_ops != 0) {
         colibri_forward(ctx, input, output, batch_size);
     }
 }

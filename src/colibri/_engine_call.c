@@ -69,6 +69,10 @@ static PyObject *run(PyObject *model, const Py_buffer *x)
         colibri_forward(ctx, x->buf, y.buf, (int)x->shape[0]);
         Py_END_ALLOW_THREADS
         PyBuffer_Release(&y);
+        if (ctx->status != COLIBRI_OK) { /* the general path runs it again, and raises what went wrong by its name */
+            Py_DECREF(output);
+            output = Py_NewRef(Py_None);
+        }
     } else {
         Py_CLEAR(output);
     }

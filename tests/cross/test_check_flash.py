@@ -6,10 +6,12 @@ import re
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from colibri import elf, exporter, toolchain
+from colibri import elf, exporter, spec, toolchain
 from colibri.emit import c_source
+from colibri.package import parse
 from tests.cross.targets import firmware
 from tests.cross.test_firmware import need
 from tests.cross.test_targets import FLAGS
@@ -58,6 +60,19 @@ def test_a_device_finds_flipped_bits_at_the_stated_cost(name: str, tmp_path: Pat
     printed = dict(re.findall(r"^(\w+) (0x\w{8})$", firmware.run(image, board), re.M))
     assert int(printed["flipped"], 16) >= size * 8 // 9973
     assert int(printed["instructions"], 16) == pytest.approx(c_source.CHECK_COST * size, rel=0.05)
+
+
+@pytest.mark.parametrize(("model", "folded"), [("dense", True), ("soft", True), ("top1", False), ("text_int8", False)])
+def test_folded_firmware_carries_no_records(model: str, folded: bool, tmp_path: Path) -> None:
+    """B6: what its code does not read; a text keeps them, since colibri_lm_rewind reads them."""
+    made = example(model, max_batch=1)
+    exporter.write(made, tmp_path)
+    head = parse(np.frombuffer(made.image, np.uint8), model).header
+    golden = int(head["golden_rows"]) * int(head["golden_bytes"])
+    before = spec.HEADER.bytes + spec.align(golden, spec.ALIGN_MODEL) if folded else int(head["meta_bytes"])
+    weights = sum(spec.align(expert.section.size, spec.ALIGN_MODEL) for expert in made.program.experts)
+    stated = re.search(r"MODEL_FLASH_BYTES (\d+)u", (tmp_path / "model.h").read_text(encoding="utf-8"))
+    assert stated is not None and int(stated[1]) == before + int(head["shared_bytes"]) + weights
 
 
 def test_a_firmware_without_the_check_does_not_carry_it(tmp_path: Path) -> None:

@@ -32,10 +32,12 @@ _ALONE = {"softmax": 300, "layernorm": 200, "rmsnorm": 200, "reduce": 100, "dela
 _CALL, _PRODUCT, _PRODUCTS, _FOLDED = 40, 400, 4, 8000
 
 
-def text(program: Program, package: Package, experts: Sequence[str]) -> str:
-    """The C of a planned program; `package` holds its records, `experts` says in C where each expert's weights are."""
+def text(program: Program, package: Package, shared: int, experts: Sequence[str]) -> str:
+    """The C of a planned program; `package` holds its records, `shared` says where in the model's array the weights
+    outside the experts are, `experts` in C where each expert's are.
+    """
     ops = [*program.ops, *program.expert_ops]
-    folding = _folding(program, ops)
+    folding = _folding(program)
     lines = [
         *(f"#define CLB_USED_{name} {sum(1 << n for n in used):#x}ull" for name, used in _used(package)),
         f"#define CLB_USED_RESIDUAL {int(any(op.w2 for op in ops))}",
@@ -48,7 +50,7 @@ def text(program: Program, package: Package, experts: Sequence[str]) -> str:
     ]  # fmt: skip
     record = _table if folding else functools.partial(_records, package)
     lines += record("clb_op", "ops", package.ops, [op.comment for op in ops])
-    lines += record("clb_tensor", "tensors", package.tensors, [t.name for t in program.tensors])
+    lines += record("clb_tensor", "tensors", _moved(package, shared), [t.name for t in program.tensors])
     if program.layers:
         lines += record("clb_layer", "layers", package.layers, [str(layer.router) for layer in program.layers])
         lines += ["static const uint8_t *const expert_at[] = {", *(f"    {place}," for place in experts), "};", ""]
@@ -71,8 +73,14 @@ def text(program: Program, package: Package, experts: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _folding(program: Program, ops: Sequence[Op]) -> list[str]:
+def folds(program: Program) -> bool:
+    """Whether the records are constants of the code, which it does not read from the model's bytes."""
+    return bool(_folding(program))
+
+
+def _folding(program: Program) -> list[str]:
     """How the walk over the program becomes straight code, where it does."""
+    ops = [*program.ops, *program.expert_ops]
     products = sum(op.code in ("linear", "linear_q") for op in ops)
     size = sum(_CALL + _ALONE.get(op.code, 0) for op in ops) + _PRODUCT * min(products, _PRODUCTS)
     if _tile(program) > 1 or size > _FOLDED:
@@ -168,6 +176,14 @@ def _table(kind: str, name: str, records: Any, comments: Sequence[str]) -> list[
     for n, (record, about) in enumerate(zip(records, comments, strict=True)):
         lines += [f"    /* {n}: {comment(about)} */", f"    {_initializer(record)},"]
     return [*lines, "};", ""]
+
+
+def _moved(package: Package, shared: int) -> Any:
+    """The tensors, those outside the experts where the model's array has them."""
+    tensors = package.tensors.copy()
+    own = tensors["scope"] == spec.SCOPES.index("shared")
+    tensors["offset"][own] -= np.uint64(int(package.header["meta_bytes"]) - shared)
+    return tensors
 
 
 def _records(package: Package, kind: str, name: str, records: Any, comments: Sequence[str]) -> list[str]:

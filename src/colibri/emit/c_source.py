@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -13,6 +14,7 @@ from colibri import spec
 from colibri.emit import c_program
 from colibri.emit.c_text import comment
 from colibri.errors import ExportError
+from colibri.graph import ENDLESS
 from colibri.package import Bytes, Package, parse
 from colibri.program import Program
 
@@ -67,7 +69,7 @@ def files(program: Program, image: bytes, style: Style) -> dict[str, str]:
 def header(program: Program, package: Package, style: Style) -> str:
     """The text of model.h."""
     name = style.prefix.upper()
-    flash = sum(part.size for part in _parts(package, style))
+    flash = sum(part.size for part in _parts(program, package, style))
     constants = {
         "DIGEST": (f"{digest(package):#010x}", "of model.bin: a checksum over all of it"),
         "BYTES": (len(package.data), "of model.bin"),
@@ -144,32 +146,56 @@ class _Part:
         return zlib.crc32(b"".join(data[at : at + size].tobytes() for at, size in self.pieces))
 
 
-def _parts(package: Package, style: Style) -> list[_Part]:
+def _parts(program: Program, package: Package, style: Style) -> list[_Part]:
     """The arrays of the firmware: without the gaps that bring experts to pages of their own."""
     model, section = f"{style.prefix}_model", ".rodata.model"
-    common = int(package.header["meta_bytes"]) + int(package.header["shared_bytes"])
+    common = _common(program, package)
     used = [(n, int(e["offset"]), int(e["bytes"])) for n, e in enumerate(package.experts) if e["bytes"]]
     if style.expert_sections:
         apart = [_Part(f"{model}_expert_{n}", f"{section}.expert_{n}", ((at, size),)) for n, at, size in used]
-        return [_Part(model, section, ((0, common),)), *apart]
+        return [_Part(model, section, common), *apart]
     experts = ((at, spec.align(size, spec.ALIGN_MODEL)) for _, at, size in used)
-    return [_Part(model, section, ((0, common), *experts))]
+    return [_Part(model, section, (*common, *experts))]
 
 
-def _places(package: Package, style: Style) -> list[str]:
+def _common(program: Program, package: Package) -> tuple[tuple[int, int], ...]:
+    """What stands before the experts: all of it, or where the records are constants of the code, what it still reads.
+
+    The golden rows come with as many of the bytes before them as align the weights behind them. colibri_lm_rewind looks
+    for the operations of a text in the model's bytes.
+    """
+    head = package.header
+    weights, shared = int(head["meta_bytes"]), int(head["shared_bytes"])
+    if not c_program.folds(program) or 0 < program.context_tokens < ENDLESS:
+        return ((0, weights + shared),)
+    size = int(head["golden_rows"]) * int(head["golden_bytes"])
+    golden, end = spec.align(size, spec.ALIGN_MODEL), int(head["golden_offset"]) + size
+    pieces = ((0, spec.HEADER.bytes), (end - golden, golden), (weights, shared))
+    return tuple(piece for piece in pieces if piece[1])
+
+
+def _place(part: _Part, offset: int) -> int:
+    """Where a part has the byte at an offset of model.bin."""
+    before = 0
+    for at, size in part.pieces:
+        if at <= offset < at + size:
+            return before + offset - at
+        before += size
+    return before  # of what takes no bytes
+
+
+def _places(package: Package, parts: Sequence[_Part]) -> list[str]:
     """In C, where the firmware has each expert's weights."""
-    places, at = [], 0
-    first, *others = _parts(package, style)
+    places = []
+    first, *others = parts
     symbols = [part.symbol for part in others]
-    sizes = [size for _, size in first.pieces]
     for expert in package.experts:
         if expert["bytes"] == 0:
             places.append("NULL")
-        elif style.expert_sections:
+        elif symbols:
             places.append(symbols.pop(0))
         else:
-            at += sizes.pop(0)
-            places.append(f"{first.symbol} + {at}")
+            places.append(f"{first.symbol} + {_place(first, int(expert['offset']))}")
     return places
 
 
@@ -187,7 +213,7 @@ def _source(program: Program, package: Package, style: Style) -> str:
         lines += ["#if !defined(COLIBRI_GENERATED)",
                   "#error \"with experts in sections of their own the model is no single block: compile as firmware\"",
                   "#endif", ""]  # fmt: skip
-    parts = _parts(package, style)
+    parts = _parts(program, package, style)
     for part in parts:
         lines += _array(package, part)
     lines += ["#if defined(COLIBRI_GENERATED) /* compile with -I of the engine's include and src; needs no library */"]
@@ -196,12 +222,14 @@ def _source(program: Program, package: Package, style: Style) -> str:
         lines += [f"#define colibri_{name} {style.prefix}_{name}" for name in names]
     sums = [f"{{{part.symbol}, {part.size}u, {part.crc(package.data):#010x}u}}" for part in parts]
     lines += [f"#define CLB_DIGEST {name}_MODEL_DIGEST", "#define CLB_PARTS " + ", \\\n                  ".join(sums)]
-    lines += [c_program.text(program, package, _places(package, style)) + "#endif", ""]
+    lines += [f"#define CLB_GOLDEN_AT(header) {_place(parts[0], int(package.header['golden_offset']))}u"]
+    shared = _place(parts[0], int(package.header["meta_bytes"]))
+    lines += [c_program.text(program, package, shared, _places(package, parts)) + "#endif", ""]
     return "\n".join(lines)
 
 
 def _array(package: Package, part: _Part) -> list[str]:
-    """A part in its section; the library's form has the gaps between its pieces too, as model.bin has.
+    """A part in its section; the library's form has what lies between its pieces too, as model.bin has.
 
     Where the model is large, the assembler takes the bytes from model.bin.
     """
@@ -209,9 +237,9 @@ def _array(package: Package, part: _Part) -> list[str]:
     rows: list[str] = []
     end = part.pieces[0][0]
     for at, size in part.pieces:
-        gap = [f"    {_zeros(at - end)}" if not large else f'        ".zero {at - end}\\n"'] if at > end else []
+        gap = _bytes_of(package, end, at - end, large)
         rows += ["#if !defined(COLIBRI_GENERATED)", *gap, "#endif"] if gap else []
-        rows += [f'        ".incbin \\"model.bin\\", {at}, {size}\\n"'] if large else _bytes_of(package, at, size)
+        rows += _bytes_of(package, at, size, large)
         end = at + size
     if large:
         return [
@@ -227,14 +255,12 @@ def _array(package: Package, part: _Part) -> list[str]:
     ]  # fmt: skip
 
 
-def _bytes_of(package: Package, first: int, size: int) -> list[str]:
+def _bytes_of(package: Package, first: int, size: int, large: bool) -> list[str]:
+    if large:
+        return [f'        ".incbin \\"model.bin\\", {first}, {size}\\n"'] if size else []
     data = package.data[first : first + size].tobytes()
     rows = (data[at : at + 20] for at in range(0, size, 20))
     return ["    " + ", ".join(f"0x{b:02X}" for b in row) + "," for row in rows]
-
-
-def _zeros(count: int) -> str:
-    return "0, " * (count - 1) + "0,"
 
 
 def _linker_lines(package: Package) -> str:
