@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner, Result
 
 import colibri
+from colibri import cli
 from tests.frontends import user_moes as moes
 from tests.test_cli import colibri_command, succeed
 
@@ -20,6 +22,11 @@ def close(ours: Any, theirs: torch.Tensor) -> None:
     expected = theirs.detach().numpy()
     assert ours.shape == expected.shape and ours.dtype == np.float32
     assert np.abs(ours - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def command(*args: object) -> Result:
+    """`colibri` in this process, which has loaded PyTorch already."""
+    return CliRunner().invoke(cli.app, [*map(str, args)])
 
 
 STYLES = [moes.WhereLoop, moes.BooleanMask, moes.DenseSoft, moes.SharedResidual]
@@ -94,7 +101,7 @@ def test_a_saved_program_exports_from_the_command_line(tmp_path: Path) -> None:
     assert told["name"] == "net" and told["recognition"]["blocks"][0]["k"] == 2
     with torch.no_grad():
         close(colibri.load(tmp_path / "out")(x.numpy()), module(x))
-    assert "graph net" in succeed("inspect", tmp_path / "net.pt2", "--stage", "graph")["text"]
+    assert "graph net" in command("inspect", tmp_path / "net.pt2", "--stage", "graph").stdout
 
 
 class SquaredWhere(moes.WhereLoop):
@@ -119,19 +126,19 @@ def saved(path: Path, block: nn.Module) -> Path:
 
 def test_explain_prints_what_was_found(tmp_path: Path) -> None:
     source = saved(tmp_path / "net.pt2", moes.WhereLoop())
-    told = colibri_command("export", "-m", source, "-o", tmp_path / "out", "--explain")
-    assert told.returncode == 0 and "4 experts, top-2 a token" in told.stdout and "made-up logits" in told.stdout
+    told = command("export", "-m", source, "-o", tmp_path / "out", "--explain")
+    assert told.exit_code == 0 and "4 experts, top-2 a token" in told.stdout and "made-up logits" in told.stdout
 
 
 def test_explain_prints_the_nearest_claim_of_a_refused_block(tmp_path: Path) -> None:
     source = saved(tmp_path / "net.pt2", SquaredWhere())
-    told = colibri_command("export", "-m", source, "-o", tmp_path / "out", "--explain")
-    assert told.returncode == 1 and not (tmp_path / "out").exists()
+    told = command("export", "-m", source, "-o", tmp_path / "out", "--explain")
+    assert told.exit_code == 1 and not (tmp_path / "out").exists()
     assert "1 (SquaredWhere) was not taken for a Mixture of Experts" in told.stdout
     assert "the nearest is top-2 of 4" in told.stdout and "error" in told.stderr
-    as_json = colibri_command("export", "-m", source, "-o", tmp_path / "out", "--explain", "--json")
+    as_json = command("export", "-m", source, "-o", tmp_path / "out", "--explain", "--json")
     found = json.loads(as_json.stdout)
-    assert as_json.returncode == 1 and found["kind"] == "ExportError" and not found["recognition"]["blocks"]
+    assert as_json.exit_code == 1 and found["kind"] == "ExportError" and not found["recognition"]["blocks"]
     (rejected,) = found["recognition"]["rejected"]
     assert rejected["path"] == "1" and "no router reproduces it" in rejected["reason"]
 

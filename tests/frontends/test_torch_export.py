@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from colibri.errors import ExportError  # noqa: E402
 from colibri.frontends.torch_export import from_pt2, from_torch, register_moe  # noqa: E402
 from colibri.reference.interpreter import run  # noqa: E402
 from tests.frontends import user_moes as moes  # noqa: E402
+from tests.frontends.sampling import sampled  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -301,8 +303,10 @@ def test_saved_program_that_cannot_be_used_says_why(tmp_path: Path) -> None:
         from_pt2(tmp_path / "missing.pt2")
 
 
-@pytest.mark.parametrize("batch", [1, 2, 4])
-@pytest.mark.parametrize("block", [moes.WhereLoop, moes.OneHotSigmoid, moes.DenseSoft])
+@pytest.mark.parametrize(
+    ("block", "batch"),
+    sampled(itertools.product([moes.WhereLoop, moes.OneHotSigmoid, moes.DenseSoft], [1, 2, 4]), 2),
+)
 def test_a_batch_size_fixed_in_a_saved_program_is_made_free(tmp_path: Path, block: Any, batch: int) -> None:
     torch.manual_seed(batch)
     model = moes.Host(block(), 5) if block is moes.DenseSoft else moes.Host(block())
