@@ -195,7 +195,7 @@ ERRORS = [
     (["export", "--model", "{source}", "-o", "{out}", "--dtype", "int3"], "fp32"),
     (["export", "--model", "{source}", "-o", "{out}", "--max-batch", "70000"], "65536"),
     (["export", "--model", "{source}", "-o", "{text}/sub"], "cannot be written"),
-    (["export", "--model", "{source}", "-o", "{out}", "--expert-align", "48"], "multiple of 64"),
+    (["export", "--model", "{source}", "-o", "{out}", "--expert-align", "96"], "multiple of 64"),
     (["run", "{model}", "-i", "{missing}"], "cannot be read"),
     (["run", "{model}", "-i", "{wrong}"], "has shape"),
     (["build", "{folder}"], "no model.c"),

@@ -222,8 +222,9 @@ def test_pruned_experts_are_gone_from_model_bin_and_model_c(fmt: str) -> None:
     whole = exporter.build(made, selection=NONE)
     pruned = exporter.build(made, selection=Selection("unused", ((0, 2),)), calibration=[rows()])
     assert pruned.pruning.by_layer() == {0: [1, 2, 4]}
-    text = pruned.files()["model.c"].decode()
-    listed = bytes(int(b, 16) for b in text.partition("= {")[2].partition("};")[0].replace(",", " ").split())
+    array = pruned.files()["model.c"].decode().partition("= {")[2].partition("};")[0]
+    values = " ".join(line for line in array.splitlines() if not line.startswith("#"))
+    listed = bytes(int(b, 16) for b in values.replace(",", " ").split())
     for index in range(6):
         data = weight_bytes(whole, index)
         part = data[: len(data) // 2].rstrip(b"\0")

@@ -12,7 +12,7 @@ ffi = FFI()
 ffi.cdef("""
 typedef struct {
     int32_t status; int32_t max_batch; uint32_t input_size, output_size, position, context_tokens; int32_t tail;
-    uint32_t source; ...;
+    uint32_t source; int32_t busy; ...;
 } colibri_context_t;
 colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin);
 void colibri_free(colibri_context_t *ctx);

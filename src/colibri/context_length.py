@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from colibri import spec
-from colibri.emit.files import write_files
+from colibri.emit.files import HEADER, MODEL, write_files
 from colibri.errors import ModelError
 from colibri.graph import ENDLESS
 from colibri.layouts import attention_macs, cache_pages, delay_slots, page_bytes
@@ -73,8 +73,7 @@ def set_context(path: str | Path, tokens: int, in_place: bool = False) -> Change
         return Changed(image, size, size, ())
     head, header = _head(package, tokens)
     try:
-        _replace(image, head, in_place)
-        removed = _follow(image.parent, package, header) if image.name == "model.bin" else ()
+        removed = _write(image, head, header, in_place)
     except OSError as error:
         raise ModelError(f"{image} cannot be written: {error.strerror}: free some space, or pass --in-place") from None
     return Changed(image, int(header["context_bytes"]), int(package.header["context_bytes"]), removed)
@@ -143,12 +142,32 @@ def _macs(ops: Any, tokens: int) -> int:
     return total
 
 
-def _replace(image: Path, head: bytes, in_place: bool) -> None:
-    if in_place:
+def _write(image: Path, head: bytes, header: Any, in_place: bool) -> tuple[str, ...]:
+    """The model with its new head, and model.h with its figures; model.c, which holds the model itself, goes."""
+    directory, whole = image.parent, image.name == MODEL  # a file of another name is no export's
+    removed = tuple(name for name in ("model.c", "experts.ld") if whole and (directory / name).is_file())
+    figures = directory / HEADER
+    files: dict[Path, bytes | Path] = {}
+    if whole and figures.is_file():
+        files[figures] = _figures(figures.read_text(encoding="utf-8"), header).encode()
+    staged = None if in_place else _copied(image, head)
+    for name in removed:
+        (directory / name).unlink()
+    if staged is None:
+        if files:
+            figures.unlink()
         with image.open("r+b") as file:
             file.write(head)
             os.fsync(file.fileno())
-        return
+    else:
+        files = {image: staged, **files}
+    if files:
+        write_files(files, directory)
+    return removed
+
+
+def _copied(image: Path, head: bytes) -> Path:
+    """A copy of the file with another head, beside it and on disk."""
     with tempfile.NamedTemporaryFile(dir=image.parent, prefix=f".{image.name}.", delete=False) as new:
         target = Path(new.name)
         try:
@@ -162,31 +181,19 @@ def _replace(image: Path, head: bytes, in_place: bool) -> None:
             new.flush()
             os.fsync(new.fileno())
             shutil.copymode(image, target)
-            target.replace(image)
         except BaseException:
             with suppress(OSError):
                 target.unlink()
             raise
+    return target
 
 
-def _follow(directory: Path, package: Package, header: Any) -> tuple[str, ...]:
-    """Bring model.h up to date; model.c, which holds the model itself, is taken away."""
-    path = directory / "model.h"
-    if path.is_file():
-        text = path.read_text(encoding="utf-8")
-        for name, key in (
-            ("CONTEXT_BYTES", "context_bytes"),
-            ("WORST_MACS", "worst_macs"),
-            ("WORST_WORK", "worst_work"),
-        ):
-            text = re.sub(rf"(#define \w+_MODEL_{name}) \d+u", rf"\1 {int(header[key])}u", text)
-        write_files({path: text.encode()}, directory)
-    removed = []
-    for name in ("model.c", "experts.ld"):
-        if (directory / name).is_file():
-            (directory / name).unlink()
-            removed.append(name)
-    return tuple(removed)
+def _figures(text: str, header: Any) -> str:
+    """model.h with the figures that depend on the context's length, and the digest of its model."""
+    for name, key in (("CONTEXT_BYTES", "context_bytes"), ("WORST_MACS", "worst_macs"), ("WORST_WORK", "worst_work")):
+        text = re.sub(rf"(#define \w+_MODEL_{name}) \d+u", rf"\1 {int(header[key])}u", text)
+    digest = f"{int(header['header_crc']):#010x}u"
+    return re.sub(r"(#define \w+_MODEL_DIGEST) 0x[0-9a-f]{8}u", rf"\1 {digest}", text)
 
 
 __all__ = ["Changed", "longest_context", "set_context"]

@@ -51,7 +51,9 @@ def test_the_page_has_the_figures_that_are_measured(dtype: str, work: compare.Wo
     if version not in written:
         pytest.skip(f"the page is of another compiler than {version}")
     every = compare.prepare(tmp_path, Path("absent"))
-    empty = compare.link(compare.Variant("empty", "empty.c", "fp32"), every, compare.fresh(tmp_path / "empty"))[0]
+    empty = compare.link(compare.Variant("empty", "empty.c", "fp32"), every.headers, compare.fresh(tmp_path / "empty"))[
+        0
+    ]
     row = compare.colibri(dtype, every, compare.image_bytes(empty))
     assert compare.page.table([row], compare.hand_counts()).splitlines()[-1] in written
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from colibri import exporter, spec, toolchain
+from colibri.emit import c_program
 from colibri.graph import Graph, Router
 from tests.cross.targets import MACHINES, Machine
 from tests.engine.conftest import EXCHANGES, GRAPHS, TEXTS, example
@@ -99,7 +100,14 @@ def program(machine: Machine, names: list[str], folder: Path) -> Path:
         _run([*machine.compile, *FLAGS, *flags, "-c", str(folder / name / "model.c"), "-o", objects[-1]], folder)
         lines.append(f'#include "{name}/model.h"')
         code = f"{name}_init, {name}_selftest" if machine.bare else "NULL, NULL"
-        table.append(f'{{"{name}", {name}_model, {code}}}')
+        whole = f"{name}_model"
+        if machine.bare and c_program.folds(export.program):  # whose firmware has no records, which the library reads
+            whole = f"{name}_file"
+            lines.append(
+                f'extern const uint8_t {whole}[]; __asm__(".section .rodata\\n.balign 64\\n{whole}:\\n.incbin '
+                f'\\"{folder / name / "model.bin"}\\"\\n.text");'
+            )
+        table.append(f'{{"{name}", {whole}, {code}}}')
     lines.append(f"const model models[] = {{{', '.join(table)}}}; const int model_count = {len(table)};")
     (folder / "models.c").write_text("\n".join(lines) + "\n", encoding="utf-8")
     headers = [np.frombuffer(images()[n][: spec.HEADER.bytes], spec.HEADER.dtype)[0] for n in names]

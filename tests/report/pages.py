@@ -15,6 +15,7 @@ import sys
 import numpy as np
 
 import colibri
+from colibri import package
 
 PAGE = 4096
 libc = ctypes.CDLL(None, use_errno=True)
@@ -36,6 +37,7 @@ def dies_without(model: colibri.Model, page: int, row: np.ndarray) -> bool:
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    package._COPIED = 0  # the file is mapped, so that its pages are pages of memory
     model, rows = colibri.load(sys.argv[1]), np.load(sys.argv[2])
     model(rows[:1])  # the context is made, the file proven
     pages = [

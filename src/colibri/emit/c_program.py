@@ -182,7 +182,8 @@ def _moved(package: Package, shared: int) -> Any:
     """The tensors, those outside the experts where the model's array has them."""
     tensors = package.tensors.copy()
     own = tensors["scope"] == spec.SCOPES.index("shared")
-    tensors["offset"][own] -= np.uint64(int(package.header["meta_bytes"]) - shared)
+    if own.any():  # otherwise there is no such place
+        tensors["offset"][own] -= np.uint64(int(package.header["meta_bytes"]) - shared)
     return tensors
 
 
