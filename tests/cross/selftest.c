@@ -49,7 +49,7 @@ int main(void)
             printf("%s %s %d\n", m->name, clb_kernels_at(n)->name, in_every_word(colibri_selftest, ctx));
         }
         if (m->init != NULL) {
-            ctx = m->init(memory, sizeof memory, m->bytes);
+            ctx = m->init(memory, sizeof memory, m->flash);
             printf("%s generated %d\n", m->name, ctx == NULL ? -1 : in_every_word(m->selftest, ctx));
         }
     }

@@ -107,7 +107,7 @@ def program(machine: Machine, names: list[str], folder: Path) -> Path:
                 f'extern const uint8_t {whole}[]; __asm__(".section .rodata\\n.balign 64\\n{whole}:\\n.incbin '
                 f'\\"{folder / name / "model.bin"}\\"\\n.text");'
             )
-        table.append(f'{{"{name}", {whole}, {code}}}')
+        table.append(f'{{"{name}", {whole}, {name}_model, {code}}}')
     lines.append(f"const model models[] = {{{', '.join(table)}}}; const int model_count = {len(table)};")
     (folder / "models.c").write_text("\n".join(lines) + "\n", encoding="utf-8")
     headers = [np.frombuffer(images()[n][: spec.HEADER.bytes], spec.HEADER.dtype)[0] for n in names]

@@ -19,7 +19,7 @@ MAX_SYMBOLS = 17
 # caller's route hook and the C library's mem functions come on top.
 STACK_LIMITS = {
     "colibri_forward": 8192, "colibri_selftest": 8192, "colibri_lm_evaluate": 10240, "colibri_lm_source": 10240,
-    "colibri_init": 1024, "colibri_check": 1024, "colibri_diagnose": 1024,
+    "colibri_init": 1536, "colibri_check": 1536, "colibri_diagnose": 1536,  # the proof of the order of reads and writes
 }  # fmt: skip
 STACK_WITHOUT_ATTENTION = 6144
 OTHER_STACK = 256

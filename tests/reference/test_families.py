@@ -42,7 +42,8 @@ def dense(chosen: Array, weights: Array, experts: int) -> tuple[Array, Array]:
 
 @dataclasses.dataclass(frozen=True)
 class Deviation:
-    """How far a graph is from a module: tokens that go elsewhere, weights relative, outputs of the largest."""
+    """How far a graph is from a module: tokens that go elsewhere, weights relative beyond what one rounding of the
+    largest logit makes of them, outputs of the largest."""
 
     elsewhere: int
     weights: float
@@ -67,9 +68,10 @@ def compare(case: Case, block: Block, router: Router | None = None, mistake: str
     theirs = dense(their_experts.numpy(), their_weights.numpy(), router.experts)
     both = mine[0] & theirs[0]
     relative = np.abs(mine[1] - theirs[1])[both] / np.abs(theirs[1])[both]
+    rounding = np.spacing(np.abs(trace.logits[0]).max())  # absolute of a logit, so relative of a weight
     return Deviation(
         int((mine[0] != theirs[0]).any(1).sum()),
-        float(relative.max(initial=0)),
+        float(max(relative.max(initial=0) - rounding, 0)),
         float(np.abs(have - want.numpy()).max() / np.abs(want.numpy()).max()),
     )
 
