@@ -175,7 +175,8 @@ class Bench:
                 return False
             assert ends_well("verify", self.out) and ends_well("inspect", self.out)
             if self.family != "switch_transformers":
-                assert np.isfinite(colibri.load(self.out).logits([1, 2, 3])).all()
+                lm = colibri.load(self.out)
+                assert np.isfinite(lm.logits([1, 2, 3][: lm.context])).all()  # a mutation may shorten the context
             if path.name != "config.json":
                 use(self.out, self.family, rng)
             return True
