@@ -1694,27 +1694,26 @@ def selftest_of_a_lie() -> int:
     return 0
 
 
-def status_of_batch(batch: int) -> int:
-    s = Session.of("dense")
-    x, y = np.ones((BATCH, 9), np.float32), np.ones((BATCH, 3), np.float32)
+def status_of_forward(s: Session, batch: int = 1) -> int:
+    x, y = np.ones((BATCH, 10), np.float32), np.ones((BATCH, 3), np.float32)
     lib.colibri_forward(s.ctx, ffi.from_buffer("float[]", x), ffi.from_buffer("float[]", y), batch)
     return int(s.ctx.status)
+
+
+def status_of_batch(batch: int) -> int:
+    return status_of_forward(Session.of("dense"), batch)
 
 
 def status_of_another_size() -> int:
     s = Session.of("dense")
     s.ctx.input_size += 1
-    x, y = np.ones((1, 10), np.float32), np.ones((1, 3), np.float32)
-    lib.colibri_forward(s.ctx, ffi.from_buffer("float[]", x), ffi.from_buffer("float[]", y), 1)
-    return int(s.ctx.status)
+    return status_of_forward(s)
 
 
 def status_of_a_running_context() -> int:
     s = Session.of("dense")
     s.ctx.busy = 1
-    x, y = np.ones((1, 9), np.float32), np.ones((1, 3), np.float32)
-    lib.colibri_forward(s.ctx, ffi.from_buffer("float[]", x), ffi.from_buffer("float[]", y), 1)
-    return int(s.ctx.status)
+    return status_of_forward(s)
 
 
 def selftest_amid_a_text() -> int:
