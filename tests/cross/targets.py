@@ -30,7 +30,7 @@ class Machine:
     defines: tuple[str, ...] = ()
     vectors: tuple[tuple[str, tuple[str, ...]], ...] = ()
     bare: bool = False
-    code_bytes: int = 4 << 20  # that code and models may take
+    code_bytes: int = 4 << 20  # that code and models may take: the linker refuses more
     big_endian: bool = False
 
 
@@ -51,13 +51,13 @@ def _x86(cpu: str, name: str, *kernels: str) -> Machine:
     return Machine(name, ("gcc", "-static"), ("qemu-x86_64", "-cpu", cpu), (*kernels, "plain"), ("-DCLB_X86",), vectors)
 
 
-def _bare(target: str, kernels: str, **more: Any) -> Machine:
+def _bare(target: str, kernels: str, code_bytes: int = 4 << 20) -> Machine:
     known, board = targets.TARGETS[target], firmware.BOARDS[target]
-    sizes = {"__flash": known.flash, "__flash_size": 4 << 20, "__ram": known.ram, "__ram_size": 1 << 18,
+    sizes = {"__flash": known.flash, "__flash_size": code_bytes, "__ram": known.ram, "__ram_size": 1 << 18,
              "__stack_size": 1 << 14}  # fmt: skip
     places = tuple(f"-Wl,--defsym={name}=0x{value:x}" for name, value in sizes.items())
     return Machine(
-        target, (known.compiler, *known.flags, *_BARE, *places), board.command, (kernels,), bare=True, **more
+        target, (known.compiler, *known.flags, *_BARE, *places), board.command, (kernels,), (), (), True, code_bytes
     )
 
 

@@ -49,12 +49,11 @@ def _denormal() -> exporter.Export:
     return exporter.build(graph, expert_align=64)
 
 
-def _every_byte() -> exporter.Export:
-    """C5: weights of every number their formats hold, -128 in int8 among them."""
-    graph = Graph("every_byte")
+def _every_byte(fmt: str) -> exporter.Export:
+    """C5: a weight of every number its format holds, -128 in int8 among them."""
+    graph = Graph(f"every_byte_{fmt}")
     x = graph.add_input("x", (256,))
-    weights = {fmt: graph.add_constant(f"w{n}", every_byte(fmt)) for n, fmt in enumerate(("fp16", "int8", "int4"))}
-    graph.outputs = [graph.add("linear", x, weight) for weight in weights.values()]
+    graph.outputs = [graph.add("linear", x, graph.add_constant("w", every_byte(fmt)))]
     return exporter.build(graph, expert_align=64)
 
 
@@ -63,8 +62,8 @@ def exports() -> dict[str, exporter.Export]:
     """Every small model, one wide one in each format, one of denormals, and texts longer than a page and a window."""
     wide = {f"wide_{fmt.replace(' ', '_').replace('-', '_')}": _wide(fmt) for fmt in FORMATS}
     texts = {name: example(name, 64, golden_rows=TEXT) for name in (*TEXTS, *EXCHANGES)}
-    single = {"denormal": _denormal(), "every_byte": _every_byte()}
-    return {name: example(name, 64) for name in GRAPHS} | wide | single | texts
+    bytes_ = {f"every_byte_{fmt}": _every_byte(fmt) for fmt in ("fp16", "int8", "int4")}
+    return {name: example(name, 64) for name in GRAPHS} | wide | bytes_ | {"denormal": _denormal()} | texts
 
 
 def images() -> dict[str, bytes]:
@@ -76,13 +75,19 @@ def batches(machine: Machine) -> list[list[str]]:
     """All models, in parts of which each leaves half of the machine's memory for code."""
     parts: list[list[str]] = []
     left = 0
-    for name, image in images().items():
-        if len(image) > left:
+    for name, export in exports().items():
+        bytes_ = len(export.image) * (2 if _twice(machine, export) else 1)
+        if bytes_ > left:
             parts.append([])
             left = machine.code_bytes // 2
         parts[-1].append(name)
-        left -= len(image)
+        left -= bytes_
     return parts
+
+
+def _twice(machine: Machine, export: exporter.Export) -> bool:
+    """Whether the library needs the model's file too, because the generated code carries no records."""
+    return machine.bare and c_program.folds(export.program)
 
 
 def program(machine: Machine, names: list[str], folder: Path) -> Path:
@@ -101,7 +106,7 @@ def program(machine: Machine, names: list[str], folder: Path) -> Path:
         lines.append(f'#include "{name}/model.h"')
         code = f"{name}_init, {name}_selftest" if machine.bare else "NULL, NULL"
         whole = f"{name}_model"
-        if machine.bare and c_program.folds(export.program):  # whose firmware has no records, which the library reads
+        if _twice(machine, export):
             whole = f"{name}_file"
             lines.append(
                 f'extern const uint8_t {whole}[]; __asm__(".section .rodata\\n.balign 64\\n{whole}:\\n.incbin '
