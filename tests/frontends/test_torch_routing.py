@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given, settings  # noqa: E402
+from hypothesis import example, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from colibri.frontends.torch_routing import TOLERANCE, Seen, solve, telling_logits, weigh  # noqa: E402
@@ -47,7 +47,14 @@ def routers(draw: Any) -> tuple[Router, dict[str, Any], int]:
     return Router(experts, k, score, normalize, capacity=capacity, **options), tensors, 6 if capacity else 1
 
 
+def small_epsilon() -> tuple[Router, dict[str, Any], int]:
+    """A bias keeps the chosen probabilities so large that the epsilon hardly shows."""
+    bias = torch.tensor([0.3, -0.05, -0.4])
+    return Router(3, 1, "softmax", "sum", epsilon=1e-6, bias=tuple(bias.tolist())), {"bias": bias}, 1
+
+
 @settings(max_examples=60, deadline=None)
+@example(small_epsilon())
 @given(routers())
 def test_any_router_is_found_from_the_weights_it_gives(case: tuple[Router, dict[str, Any], int]) -> None:
     router, tensors, tokens = case

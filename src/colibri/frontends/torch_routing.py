@@ -24,7 +24,7 @@ MARGIN = 1e-6  # a choice of experts closer than this (relative) may go either w
 TOLERANCE = 2e-5  # of a weight, relative to itself
 ROUNDING = 2e-6  # of a weight: routers that agree to this are not told apart by their error
 ALMOST = 1.01 * TOLERANCE  # the error of weights that are only right beside the token's largest
-LEAST = 1e-30  # of a token's largest weight: what is smaller may be a denormal
+LEAST = 1e-30  # of a token's largest weight, or of a score: what is smaller may be a denormal
 
 
 # --- what a router does -----------------------------------------------------------------------------------------------
@@ -257,7 +257,8 @@ def _epsilon(p: Tensor, total: Tensor, theirs: Tensor, normalize: str) -> float:
     One expert tells, the one in the smallest sum: p / w is (total + epsilon) / scale, or max(total, epsilon) / scale.
     """
     ratio = p / theirs
-    usable = torch.isfinite(ratio) & (p > 0)
+    exact = torch.minimum(p, theirs.abs()) >= LEAST  # a quotient of denormals has few digits
+    usable = torch.isfinite(ratio) & exact
     if not usable.any():
         return 0.0
     expert = int(torch.where(usable, total[:, None], math.inf).amin(0).argmin())
@@ -268,7 +269,7 @@ def _epsilon(p: Tensor, total: Tensor, theirs: Tensor, normalize: str) -> float:
         epsilon = float(low * most / high)
         return _round(epsilon, 1e-3) if epsilon > 1.01 * float(least) else 0.0
     epsilon = float(low * (most - least) / (high - low) - least) if high > low else 0.0
-    return _round(epsilon, 1e-3) if epsilon > 1e-4 * float(least) else 0.0
+    return _round(epsilon, 1e-3) if epsilon > ROUNDING * float(least) else 0.0
 
 
 def _scaled(router: Router, seen: Seen, vectors: Mapping[str, Tensor]) -> Proposal:
