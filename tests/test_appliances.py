@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colibri import engine, exporter
+from colibri import exporter
 from colibri.reference.interpreter import run
+from colibri.runtime import engine
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "appliances"
 INT8_ERROR = 0.05  # of the largest logit, on series of the same expert
@@ -43,7 +44,7 @@ def imported() -> Any:
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file
 
-    from colibri.frontends.torch_export import from_torch
+    from colibri.frontends.torch.export import from_torch
 
     torch.set_num_threads(1)
     model = module("model").mixture()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from colibri import callgraph
+from colibri.build import callgraph
 
 NODE = 'node: {{ title: "{title}" label: "{name}\\n/src/{file}:1:1\\n{size} bytes (static)" }}'
 EDGE = 'edge: {{ sourcename: "{source}" targetname: "{target}" label: "/src/{file}:2:2" }}'

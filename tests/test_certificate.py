@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from colibri import engine, exporter
-from colibri.certify import GOLDEN_ROWS, certify
-from colibri.graph import Graph, Router
+from colibri import exporter
+from colibri.ir.graph import Graph, Router
+from colibri.reference.certificate import GOLDEN_ROWS, certify
+from colibri.runtime import engine
 from tests.graphs import expert
 
 EXPERTS = 21

@@ -18,7 +18,10 @@ import pytest
 from safetensors.numpy import save_file
 
 import colibri
-from colibri import exporter, graph, spec, targets
+from colibri import exporter
+from colibri.build import targets
+from colibri.format import spec
+from colibri.ir import graph
 from tests.test_export import moe_graph
 
 ROOT = Path(__file__).resolve().parents[1]

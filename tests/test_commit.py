@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colibri import exporter, spec
+from colibri import exporter
 from colibri.emit.files import require_one_export
 from colibri.emit.journal import Journal
 from colibri.errors import ColibriError, ExportError
+from colibri.format import spec
 from tests.engine.conftest import example
 from tests.lm_graphs import language_model
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from colibri import elf
+from colibri.build import elf
 
 SOURCE = """
 int a = 1; int b[4]; static const int c[] = {1, 2};

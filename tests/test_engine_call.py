@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colibri import engine
 from colibri._engine import caller, ffi
 from colibri.errors import ModelError
 from colibri.exporter import build
-from colibri.graph import Graph
+from colibri.format.spec import HEAD_BYTES
+from colibri.ir.graph import Graph
 from colibri.reference.interpreter import run
-from colibri.spec import HEAD_BYTES
+from colibri.runtime import engine
 from tests.engine.conftest import MAX_BATCH, example, random_rows
 from tests.graphs import graphs, linear
 from tests.test_export import RANDOM, rows

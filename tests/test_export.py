@@ -9,11 +9,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from colibri import engine, exporter
-from colibri.engine import KERNELS
+from colibri import exporter
 from colibri.errors import ExportError
-from colibri.graph import Graph, Router
+from colibri.ir.graph import Graph, Router
 from colibri.reference.interpreter import Trace, run
+from colibri.runtime import engine
+from colibri.runtime.engine import KERNELS
 from tests.graphs import FORMATS, constant, expert, graphs, linear
 
 RANDOM = settings(

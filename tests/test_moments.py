@@ -15,10 +15,10 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import colibri  # noqa: E402
-from colibri import spec  # noqa: E402
 from colibri._engine import lib  # noqa: E402
 from colibri.errors import ExportError  # noqa: E402
-from colibri.frontends.torch_export import from_torch  # noqa: E402
+from colibri.format import spec  # noqa: E402
+from colibri.frontends.torch.export import from_torch  # noqa: E402
 from colibri.passes import optimize  # noqa: E402
 from colibri.passes.stream import stream  # noqa: E402
 from colibri.reference.interpreter import run  # noqa: E402

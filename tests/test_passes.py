@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from colibri import engine, exporter
-from colibri.graph import Graph, Router
+from colibri import exporter
+from colibri.ir.graph import Graph, Router
 from colibri.passes import PASSES, optimize
 from colibri.passes.fold import fold_affine, fold_constants
 from colibri.passes.fuse import fuse_activations
 from colibri.passes.merge import merge_gates
 from colibri.passes.tidy import tidy
 from colibri.reference.interpreter import run
+from colibri.runtime import engine
 from tests.graphs import FORMATS, constant, expert, graphs, linear
 from tests.test_export import RANDOM, rows
 

@@ -14,12 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import colibri
-from colibri import engine, exporter, graph
+from colibri import exporter
 from colibri.errors import ExportError
 from colibri.exporter import Selection
-from colibri.graph import Graph, Router
+from colibri.ir import graph
+from colibri.ir.graph import Graph, Router
 from colibri.passes import prune
 from colibri.reference.interpreter import Trace, run
+from colibri.runtime import engine
 from tests.engine.conftest import compile_c, compiler
 from tests.graphs import FORMATS, ROUTERS, expert
 from tests.test_cli import colibri_command, source, succeed  # noqa: F401

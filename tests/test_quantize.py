@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from colibri.errors import ExportError
-from colibri.graph import Array, Graph, Router
+from colibri.ir.graph import Array, Graph, Router
+from colibri.ir.weights import Fp16Weight, Int4Weight, Int8Weight, StoredWeight, check, residual_bytes
 from colibri.quantize import choose, formats
 from colibri.quantize.choose import Choice, quantize, stored_bytes
 from colibri.quantize.report import measure, relative_error, weight_error
 from colibri.reference import ops
 from colibri.reference.interpreter import run
-from colibri.weights import Fp16Weight, Int4Weight, Int8Weight, StoredWeight, check, residual_bytes
 
 RNG = np.random.default_rng
 TINY = np.float32(1e-40)  # denormal

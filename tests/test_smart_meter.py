@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colibri import engine, exporter
+from colibri import exporter
 from colibri.frontends.architecture import from_architecture
+from colibri.runtime import engine
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "smart_meter"
 sys.path.insert(0, str(EXAMPLE))

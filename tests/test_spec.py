@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import colibri
-from colibri import spec
-from colibri.graph import OPS
+from colibri.format import spec
+from colibri.ir.graph import OPS
 from colibri.reference import interpreter, ops
 
 ROOT = Path(__file__).resolve().parents[1]

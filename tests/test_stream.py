@@ -19,19 +19,22 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from colibri import engine, exporter, language_export, package
-from colibri.certify import Certificate, certify
+from colibri import exporter
 from colibri.emit import crc, model_bin, pieces, stream
 from colibri.errors import ExportError
-from colibri.graph import Graph, Router
-from colibri.lower import lower
+from colibri.format import package
+from colibri.ir.graph import Graph, Router
+from colibri.ir.weights import Deferred, Weight, kind_of, loaded, stack, take_rows
+from colibri.lowering.lower import lower
+from colibri.lowering.plan import plan
+from colibri.lowering.program import Program
 from colibri.passes.fuse import fuse_activations
 from colibri.passes.merge import merge_gates
 from colibri.passes.read import read_weights
-from colibri.plan import plan
-from colibri.program import Program
+from colibri.pipeline import language as language_export
 from colibri.quantize.deferred import quantize_deferred
-from colibri.weights import Deferred, Weight, kind_of, loaded, stack, take_rows
+from colibri.reference.certificate import Certificate, certify
+from colibri.runtime import engine
 from tests.graphs import FORMATS, constant, expert, linear
 from tests.lm_graphs import language_model
 
@@ -395,9 +398,9 @@ import json, resource, sys, re
 from pathlib import Path
 import numpy as np
 from colibri import exporter
-from colibri.graph import Graph, Router
-from colibri.language_export import certify_by_engine
-from colibri.weights import Deferred
+from colibri.ir.graph import Graph, Router
+from colibri.pipeline.language import certify_by_engine
+from colibri.ir.weights import Deferred
 
 wide, experts, dtype, workers, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5]
 base = np.random.default_rng(0).standard_normal(1 << 16, np.float32)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from colibri import engine, exporter, spec
+from colibri import exporter
 from colibri.errors import ExportError
-from colibri.graph import Graph
+from colibri.format import spec
+from colibri.ir.graph import Graph
 from colibri.passes.fuse import fuse_activations
 from colibri.reference.interpreter import run
+from colibri.runtime import engine
 from tests.graphs import linear
 
 TIME, WIDTH = 14, 3

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 import colibri
-from colibri import engine, exporter
-from colibri.diff import PAGE, _pages, compare
+from colibri import exporter
 from colibri.exporter import Quantization, Selection
-from colibri.graph import Graph, Router
+from colibri.ir.graph import Graph, Router
+from colibri.report.diff import PAGE, _pages, compare
+from colibri.runtime import engine
 from tests.graphs import expert, linear
 from tests.test_cli import colibri_command, succeed
 

@@ -1,4 +1,4 @@
-"""Writes what follows from `colibri.spec` and from other tables of the package: C headers, tables in the documents.
+"""Writes what follows from `colibri.format.spec` and other tables of the package: C headers, tables in the documents.
 
 python tools/generate.py          # names the files that are out of date
 python tools/generate.py --write  # and rewrites them
@@ -12,9 +12,9 @@ import sys
 import textwrap
 from pathlib import Path
 
-from colibri import spec
-from colibri.frontends import families
-from colibri.frontends.families import FAMILIES
+from colibri.format import spec
+from colibri.frontends.checkpoints import families
+from colibri.frontends.checkpoints.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -24,7 +24,7 @@ _C_TYPES = {"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint6
 def c_format() -> str:
     """The content of engine/src/format.h."""
     lines = [
-        "/* The records and enumerations of model.bin. Generated from src/colibri/spec.py; see docs/format.md. */",
+        "/* The records and enumerations of model.bin. Generated from colibri.format.spec; see docs/format.md. */",
         "#ifndef COLIBRI_FORMAT_H", "#define COLIBRI_FORMAT_H", "", "#include <stdint.h>", "",
         "/* Records are read in place from the caller's bytes. */",
         "#if defined(__GNUC__)", "#define CLB_ALIAS __attribute__((may_alias))",
@@ -61,7 +61,7 @@ def c_error_text() -> str:
         f'    {{"COLIBRI_{"OK" if name == "OK" else f"ERR_{name}"}", "{text}"}}' for name, text in spec.ERRORS
     )
     return (
-        "/* Names and sentences of enum colibri_error, by value. Generated from src/colibri/spec.py. */\n"
+        "/* Names and sentences of enum colibri_error, by value. Generated from src/colibri/format/spec.py. */\n"
         f"static const char *const error_table[{len(spec.ERRORS)}][2] = {{\n{rows}\n}};\n"
     )
 

@@ -27,7 +27,8 @@ import compare  # noqa: E402
 import page  # noqa: E402
 import weights as meter  # noqa: E402
 
-from colibri import engine, exporter  # noqa: E402
+from colibri import exporter  # noqa: E402
+from colibri.runtime import engine  # noqa: E402
 
 Floats = NDArray[np.float32]
 CHANNELS, TAPS, WIDTH, HIDDEN, CLASSES = 8, 5, 24, 32, 8
@@ -80,7 +81,7 @@ def export(dtype: str) -> exporter.Export:
     import torch
     from torch import nn
 
-    from colibri.frontends.torch_export import from_torch
+    from colibri.frontends.torch.export import from_torch
 
     class Detector(nn.Module):
         def __init__(self) -> None:

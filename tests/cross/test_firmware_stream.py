@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from colibri import engine, exporter, targets
-from colibri.graph import Graph
+from colibri import exporter
+from colibri.build import targets
+from colibri.ir.graph import Graph
+from colibri.runtime import engine
 from tests.graphs import FORMATS, linear
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks/firmware"))

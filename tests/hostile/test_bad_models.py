@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colibri import engine, spec
 from colibri._engine import ffi, lib
 from colibri.errors import ModelError
+from colibri.format import spec
+from colibri.runtime import engine
 from tests.engine.conftest import GRAPHS, compile_c, compiler, example, find_clang
 from tools import size
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from colibri import engine, spec
+from colibri.format import spec
+from colibri.runtime import engine
 from tools import size
 
 TEMPLATE, SPECIAL, SKIP_SPECIAL, CONTINUE = 1, 2, 4, 8

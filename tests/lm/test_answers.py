@@ -8,8 +8,8 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
-from colibri.answers import Answering
-from colibri.tokenizer import Tokenizer
+from colibri.text.answers import Answering
+from colibri.text.tokenizer import Tokenizer
 
 HARMONY = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"]
 PAIRS = [("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"),

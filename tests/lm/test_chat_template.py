@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from colibri import chat_template
 from colibri.errors import ModelError
-from colibri.tokenizer import Tokenizer
+from colibri.text import chat_template
+from colibri.text.tokenizer import Tokenizer
 from tests.lm.test_python import directory
 
 transformers = pytest.importorskip("transformers")

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 
 import colibri
-from colibri import cli_language, exporter
-from colibri.evaluate import evaluate
-from colibri.frontends.language_models import load_checkpoint
-from colibri.graph import Router
-from colibri.language import LanguageModel
-from colibri.tokenizer import Tokenizer
+from colibri import exporter
+from colibri.cli import language as cli_language
+from colibri.frontends.checkpoints.language_models import load_checkpoint
+from colibri.ir.graph import Router
+from colibri.report.evaluate import evaluate
+from colibri.runtime.language import LanguageModel
+from colibri.text.tokenizer import Tokenizer
 from tests.lm.conftest import CHECKPOINT, ROOT
 from tests.lm.test_answers import tokenizer
 from tests.lm_graphs import encoder_decoder, language_model
@@ -429,7 +430,7 @@ def test_c_writes_the_same_bytes(story: Path, chat_in_c: Path, prompt: str, opti
 
 
 def test_c_ends_where_the_model_says(story: Path, chat_in_c: Path, tmp_path: Path) -> None:
-    from colibri.tokenizer import Tokenizer
+    from colibri.text.tokenizer import Tokenizer
 
     ends = tmp_path / "model"
     shutil.copytree(story, ends)

@@ -16,7 +16,7 @@ from tokenizers import decoders, models
 from tokenizers import pre_tokenizers as pre
 
 from colibri.errors import ModelError
-from colibri.tokenizer import Tokenizer
+from colibri.text.tokenizer import Tokenizer
 from tests.lm.c_tokenizer import SPECIAL, CTokenizer
 from tests.lm.c_tokenizer import load as load_c
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken
 
-from colibri import spec, tokenizer_bin
+from colibri.format import spec
+from colibri.text import tokenizer_bin
 from tests.engine.conftest import compile_c, compiler
 from tests.lm import kinds
 from tools import size

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colibri.errors import ExportError, ModelError
-from colibri.tokenizer import Tokenizer, write_c
+from colibri.text.tokenizer import Tokenizer, write_c
 from tests.lm import kinds
 
 CHATML = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from colibri.errors import ModelError
-from colibri.tokenizer import Tokenizer
+from colibri.text.tokenizer import Tokenizer
 from tests.lm import kinds
 
 TEMPLATE = (

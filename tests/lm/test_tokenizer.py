@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
-from colibri import split_regex, tokenizer_bin, unicode_probe
 from colibri.errors import ExportError
+from colibri.text import split_regex, tokenizer_bin, unicode_probe
 from tests.lm import kinds
 from tests.lm.c_tokenizer import CONTINUE, SKIP_SPECIAL, SPECIAL, TEMPLATE, CTokenizer, edited, load, name
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from colibri import exporter
-from colibri.graph import Graph, Router
+from colibri.ir.graph import Graph, Router
 from colibri.report.traces import Trace
 from tests.graphs import expert
 

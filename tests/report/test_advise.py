@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colibri import engine
 from colibri.errors import ColibriError
-from colibri.package import Package
+from colibri.format.package import Package
 from colibri.report import advise as advisor
 from colibri.report import traces
 from colibri.report.advise import PAGE, advise, chi_square_tail, locality, skew
 from colibri.report.traces import Trace
+from colibri.runtime import engine
 from tests.report.models import WIDTH, eight_experts, random_trace
 
 EVEN = [1.0] * 8

@@ -23,15 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from colibri import spec
-from colibri.certify import Certificate, Golden
 from colibri.emit import model_bin
 from colibri.emit.crc import combine
 from colibri.emit.files import write_files
 from colibri.emit.journal import Journal
 from colibri.emit.pieces import Piece, cut
 from colibri.errors import ExportError
-from colibri.program import Program
+from colibri.format import spec
+from colibri.lowering.program import Program
+from colibri.reference.certificate import Certificate, Golden
 
 OnProgress = Callable[[int, int, str], None]  # bytes done, bytes in all, the piece just finished
 _READ = 1 << 22  # bytes read at once where finished pieces are checked

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from colibri.compare import compare
+from colibri.common.compare import compare
 from colibri.errors import ExportError
-from colibri.graph import ENDLESS, Array, Graph, Node, Shape
+from colibri.ir.graph import ENDLESS, Array, Graph, Node, Shape
 from colibri.passes.rewrite import drop_unused
 from colibri.reference.interpreter import run
 

@@ -13,13 +13,13 @@ from itertools import pairwise
 import numpy as np
 
 from colibri.errors import ExportError
-from colibri.graph import Array, Graph, Node, is_absent
+from colibri.ir.graph import Array, Graph, Node, is_absent
+from colibri.ir.weights import ACTIVATION_GROUP, Int4Weight, Int8Weight, Loaded, dense, loaded
 from colibri.quantize import formats
 from colibri.quantize.lift import lifted
 from colibri.quantize.report import relative_error, weight_error
 from colibri.reference.interpreter import Trace, run
 from colibri.reference.ops import quantize_rows
-from colibri.weights import ACTIVATION_GROUP, Int4Weight, Int8Weight, Loaded, dense, loaded
 
 DTYPES = ("fp32", "fp16", "int8", "int4", "mixed")
 

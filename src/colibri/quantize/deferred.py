@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 
 from colibri.errors import ExportError
-from colibri.graph import Array, Graph, Node
-from colibri.quantize import formats
-from colibri.quantize.choose import router_linears
-from colibri.weights import (
+from colibri.ir.graph import Array, Graph, Node
+from colibri.ir.weights import (
     WEIGHT_GROUP,
     Deferred,
     Fp16Weight,
@@ -31,6 +29,8 @@ from colibri.weights import (
     residual_bytes,
     take_rows,
 )
+from colibri.quantize import formats
+from colibri.quantize.choose import router_linears
 
 DTYPES = ("fp32", "fp16", "int8", "int4")
 Energies = Mapping["str | tuple[int, int, str]", Array]

@@ -14,8 +14,8 @@ import numpy as np
 
 from colibri._engine import ffi, lib
 from colibri.errors import ExportError
-from colibri.graph import Array
-from colibri.weights import WEIGHT_GROUP, Fp16Weight, Int4Weight, Int8Weight, Residual, residual_bytes
+from colibri.ir.graph import Array
+from colibri.ir.weights import WEIGHT_GROUP, Fp16Weight, Int4Weight, Int8Weight, Residual, residual_bytes
 
 SHARE = 0.01  # of a weight's bytes, for its E
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from colibri.errors import ColibriError
-from colibri.package import Package
+from colibri.format.package import Package
 from colibri.report import replay
 from colibri.report.traces import Routes, Trace, positions, requests
 

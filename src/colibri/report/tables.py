@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from colibri.package import Package
+from colibri.format.package import Package
 from colibri.report.advise import LEVEL, Advice, Plan
 from colibri.report.routes import LayerFlips, RouteBudget, Use
 

@@ -12,9 +12,9 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from colibri.engine import Model
 from colibri.errors import ColibriError
-from colibri.package import Package
+from colibri.format.package import Package
+from colibri.runtime.engine import Model
 
 Routes = np.ndarray[Any, np.dtype[np.int32]]
 
