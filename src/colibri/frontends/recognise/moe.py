@@ -1,6 +1,6 @@
 """Mixture-of-Experts blocks: what a block may be taken for, register_moe, and the leaf it becomes while tracing.
 
-`torch_identify` decides which modules are such blocks.
+`identify` decides which modules are such blocks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Experts that are no modules: parameters with one slice for each expert.
 
 `stacks` finds such parameters, `bodies` puts their slices together the way experts usually are. Which body is the
-experts' is decided by `torch_identify`, by numbers.
+experts' is decided by `identify`, by numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a module computes, call by call.
 
 A `Recording` lists every torch function that a module's forward calls, with its results; its experts count as one call
-each. Results can be replaced while it is made. `torch_program` says which calls do not depend on the data.
+each. Results can be replaced while it is made. `program` says which calls do not depend on the data.
 """
 
 from __future__ import annotations
