@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from colibri.passes import optimize
 from colibri.passes.read import read_weights
 from colibri.quantize.deferred import Energies, quantize_deferred
 from colibri.reference import arithmetic
-from colibri.reference.certificate import TEXT_ROWS, Certificate, Golden, certify, random_text
+from colibri.reference.certificate import TEXT_ROWS, Certificate, assemble, certify, flat, random_text
 from colibri.runtime.engine import load
 from colibri.text.tokenizer import Tokenizer, read_files, write_all
 
@@ -146,27 +145,15 @@ def _carry_tokenizer(source: Path, files: dict[Path, bytes], target: Path, say: 
 def certify_by_engine(path: Path, text: Sequence[Array], golden_rows: int) -> Certificate:
     """The certificate of a model file as the engine on this machine computes it; see `certificate.certify`."""
     model = load(path, verify=False)
-    count = len(text[0])
     found = model(*(x[:golden_rows] for x in text))
     outputs = found if isinstance(found, tuple) else (found,)
     for port, logits in zip(model.outputs, outputs, strict=True):
         _require_finite(port.name, logits)
-    flat_in, flat_out = (np.concatenate([x[:golden_rows].reshape(golden_rows, -1) for x in arrays], axis=1)
-                         for arrays in (text, outputs))  # fmt: skip
-    layers = [layer.reshape(count, -1) for layer in model.routes(*text)]
-    frequencies: list[float] = []
-    for layer, chosen in zip(model.package.layers, layers, strict=True):
-        taken = np.bincount(chosen[chosen >= 0], minlength=int(layer["experts"]))
-        frequencies += (taken * (int(layer["k"]) / chosen.size)).tolist()
-    golden = [
-        Golden(
-            np.asarray(flat_in[n], np.float32),
-            np.concatenate([layer[n] for layer in layers] or [np.zeros(0, np.int32)]).astype(np.uint16),
-            zlib.crc32(np.ascontiguousarray(flat_out[n], "<f4").tobytes()),
-        )
-        for n in range(golden_rows)
-    ]
-    return Certificate(golden, frequencies, count)
+    count = len(text[0])
+    experts, k = (model.package.layers[name].tolist() for name in ("experts", "k"))
+    routes = [chosen.reshape(count, -1, each) for chosen, each in zip(model.routes(*text), k, strict=True)]
+    inputs = flat([x[:golden_rows] for x in text])
+    return assemble(inputs, flat(outputs), routes, experts, range(golden_rows), count)
 
 
 def _require_finite(name: str, found: Array) -> None:

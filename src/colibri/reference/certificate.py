@@ -54,19 +54,38 @@ def certify(graph: Graph, rows: Sequence[Array], golden_rows: int | None = None)
     else:
         inputs, outputs, routes = _searched(graph, rows)
     count = len(inputs)
-    choices = [np.concatenate([r[n].reshape(-1) for r in routes] or [np.zeros(0, int)]) for n in range(count)]
-    frequencies: list[float] = []
-    for node, chosen in zip(graph.moe_nodes(), routes, strict=True):
-        experts = node.attrs["router"].experts
-        taken = np.bincount(chosen[chosen >= 0], minlength=experts)
-        frequencies += (taken * (chosen.shape[-1] / chosen.size)).tolist()
     least = GOLDEN_ROWS if golden_rows is None else golden_rows
     if graph.context:
         kept = list(range(min(TEXT_ROWS if golden_rows is None else golden_rows, count)))
     else:
         kept = _varied(routes, count, min(least, count), count if golden_rows is None else least)
-    golden = [Golden(inputs[n], choices[n].astype(np.uint16), zlib.crc32(outputs[n].tobytes())) for n in kept]
-    return Certificate(golden, frequencies, count)
+    experts = [node.attrs["router"].experts for node in graph.moe_nodes()]
+    return assemble(inputs, outputs, routes, experts, kept, count)
+
+
+def assemble(
+    inputs: Array, outputs: Array, routes: Sequence[Routes], experts: Sequence[int], kept: Sequence[int], rows: int
+) -> Certificate:
+    """The certificate of `rows` rows whose layers of so many `experts` took these routes, with `kept` as golden rows.
+
+    inputs, outputs: (n, floats) float32, of the rows that are kept at least.
+    """
+    frequencies: list[float] = []
+    for count, chosen in zip(experts, routes, strict=True):
+        taken = np.bincount(chosen[chosen >= 0], minlength=count)
+        frequencies += (taken * (chosen.shape[-1] / chosen.size)).tolist()
+
+    def golden(n: int) -> Golden:
+        choices = np.concatenate([layer[n].reshape(-1) for layer in routes] or [np.zeros(0, int)])
+        return Golden(inputs[n], choices.astype(np.uint16), zlib.crc32(outputs[n].tobytes()))
+
+    return Certificate(list(map(golden, kept)), frequencies, rows)
+
+
+def flat(arrays: Sequence[Array]) -> Array:
+    """Arrays (rows, …) as one (rows, floats) float32, as model.bin and its checksums have them."""
+    rows = len(arrays[0])
+    return np.concatenate([x.reshape(rows, -1) for x in arrays], axis=1).astype("<f4")
 
 
 def _run(graph: Graph, rows: Sequence[Array]) -> tuple[Array, Array, list[Routes]]:
@@ -74,9 +93,7 @@ def _run(graph: Graph, rows: Sequence[Array]) -> tuple[Array, Array, list[Routes
     trace = Trace()
     arrays = [np.ascontiguousarray(x, np.float32) for x in rows]
     outputs = run(graph, arrays, trace)
-    count = len(arrays[0])
-    flat_in, flat_out = (np.concatenate([x.reshape(count, -1) for x in a], axis=1) for a in (arrays, outputs))
-    return flat_in, flat_out.astype("<f4"), list(trace.routes)
+    return flat(arrays), flat(outputs), list(trace.routes)
 
 
 def _searched(graph: Graph, rows: Sequence[Array]) -> tuple[Array, Array, list[Routes]]:
