@@ -50,7 +50,7 @@ def test_a_window_of_a_stream_is_one_delay(size: int, apart: int, batch: int, ch
 def test_a_delay_recalls_no_moment_of_the_future(steps: int, rows: int, apart: int) -> None:
     graph = Graph("future", context=64)
     x = graph.add_input("x", (4,))
-    with pytest.raises(ExportError, match="moments"):
+    with pytest.raises(ExportError, match="time steps"):
         graph.add("delay", x, steps=steps, rows=rows, apart=apart)
 
 

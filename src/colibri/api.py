@@ -76,7 +76,7 @@ def export(
     expert_sections: each expert's weights in a section of their own, for a linker to place.
 
     stream: the axis of time (1 for inputs (batch, time, …), 2 for (batch, channels, time)). The exported model then
-    takes one moment at a time and keeps what it needs of the past in its context, until that is initialised again: GRUs
+    takes one time step a call and keeps what it needs of the past in its context, until that is initialised again: GRUs
     and causal convolutions step by step. What needs the future or the whole sequence is refused.
 
     Returns the report: what each block was taken for, its warnings (also issued as `ExportWarning`), and what

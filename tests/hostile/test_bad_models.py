@@ -1088,7 +1088,7 @@ def sized(code: str, at: int, value: Any, field: str = "dims") -> Attack:
 
 
 def several_rows(apart: int) -> Attack:
-    """The first delay recalls two moments."""
+    """The first delay recalls two time steps."""
 
     def change(e: Editor) -> None:
         n = e.op("delay")

@@ -208,7 +208,9 @@ def export(
     ] = None,
     stream: Annotated[
         int | None,
-        typer.Option(help="Take a moment at a time and keep the past: the axis of time in the inputs, batch included."),
+        typer.Option(
+            help="Take one time step a call and keep the past: the axis of time in the inputs, batch included."
+        ),
     ] = None,
     trust: Trust = False,
     explain: Annotated[

@@ -226,7 +226,7 @@ OP = _record(
     "op", 192, "One operation on `rows` rows of every sample.",
     ("u16", "code", 1, "an `op` value"),
     ("u16", "func", 1, "function of map1, map2, reduce; activation of linear; a `cache` value of cache, attention"),
-    ("u32", "rows", 1, "rows a sample has; delay: moments it recalls, a row each"),
+    ("u32", "rows", 1, "rows a sample has; delay: time steps it recalls, a row each"),
     ("operand", "a", 1, "first input; for `moe` the tokens"),
     ("operand", "b", 1, "second input of map2; for `moe` the logits; for `cache` the values; for linear a computed "
      "matrix, in layout rows8_f32"),

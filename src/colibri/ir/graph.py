@@ -6,7 +6,7 @@ the leading axes as independent rows ("tokens").
 
 In a language model (`Graph.context` > 0) the samples are the tokens of one text: sample n of a run is the token at
 position n, and `rope`, `attention` and `delay` look at the positions up to their own. Everything else stays as it is. A
-stream (`context` = ENDLESS) is the same without an end: its samples are moments in time.
+stream (`context` = ENDLESS) is the same without an end: its samples are time steps.
 
 A recurrence is a stretch of nodes that runs once for every step of a sequence, or of a stream: `state` opens it with
 the state before the first step, `step` gives a sequence's element, the nodes that follow compute on them, and `collect`
@@ -525,7 +525,7 @@ def _delay(node: Node, shapes: list[Shape]) -> Shape:
     _need(len(shapes) == 1 and len(shapes[0]) == 1, "needs one vector")
     steps, rows, apart = node.attrs["steps"], node.attrs.get("rows"), node.attrs.get("apart", 0)
     _need(steps >= 1, "needs at least one step")
-    _need(rows is None or (rows >= 1 and 0 <= (rows - 1) * apart <= steps), "recalls moments of the future")
+    _need(rows is None or (rows >= 1 and 0 <= (rows - 1) * apart <= steps), "recalls time steps of the future")
     return shapes[0] if rows is None else (rows, *shapes[0])
 
 

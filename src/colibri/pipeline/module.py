@@ -25,7 +25,7 @@ from colibri.lowering.program import Program
 from colibri.passes import optimize
 from colibri.passes.prune import PROVEN, Pruning, Selection, prune
 from colibri.passes.read import read_weights
-from colibri.passes.stream import moments, stream, verify
+from colibri.passes.stream import stream, time_steps, verify
 from colibri.quantize.choose import DTYPES, Choice, quantize
 from colibri.quantize.report import Quality, Scorer, measure
 from colibri.quantize.watch import large_error
@@ -117,7 +117,7 @@ def build(
 
     `calibration` holds one array (rows, *shape) float32 for each input; without it, seeded normal rows stand in for the
     certificate, and weights are quantised without looking at activations. `selection` says which experts are taken out.
-    `stream_axis`: of the inputs, batch included, the axis of time; the model then takes a moment at a time.
+    `stream_axis`: of the inputs, batch included, the axis of time; the model then takes one time step a call.
     Raises ExportError for anything that cannot be exported faithfully.
     """
     options.whole("max_batch", max_batch, 1, spec.MAX_BATCH)
@@ -141,7 +141,7 @@ def build(
         latency = {
             name: flow.latency * (flow.axis is not None) for name, flow in zip(graph.outputs, flows, strict=True)
         }
-        graph, rows = moving, moments([x[:_COMPARED_ROWS] for x in rows], stream_axis - 1)
+        graph, rows = moving, time_steps([x[:_COMPARED_ROWS] for x in rows], stream_axis - 1)
         stage("stream", graph)
     whole = graph
     graph, pruning = prune(graph, selection, rows, calibration is not None)

@@ -1,4 +1,4 @@
-"""A model that takes a moment at a time: rows are moments, and a call goes on where the one before it ended."""
+"""A model over time: rows are time steps, and a call goes on where the one before it ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from colibri.runtime.engine import Model, Recorded
 
 
 class StreamModel(Model):
-    """A model exported with `stream`: `model(rows)` gives the outputs of the next moments, rows (moments, …)."""
+    """A model exported with `stream`: `model(rows)` gives the outputs of the next time steps, rows (time steps, …)."""
 
     def __init__(
         self, package: Package, verify: bool | None = None, kernels: str | None = None, threads: int = 1
@@ -20,7 +20,7 @@ class StreamModel(Model):
 
     @property
     def latency(self) -> dict[str, int]:
-        """By output, moments that pass before the first that the whole sequence's model would give."""
+        """By output, time steps that pass before the first that the whole sequence's model would give."""
         found: dict[str, int] = self.package.info.get("latency", {})
         return found
 

@@ -27,7 +27,7 @@ class Stack:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange(Around):
+class EncoderDecoder(Around):
     """An encoder-decoder model: its two stacks, and what is alike in both.
 
     `dim` is a head's, `width` an expert's or dense part's. `start` is the token a decoder's texts begin with. The
@@ -47,15 +47,15 @@ class Exchange(Around):
     start: int
 
 
-def build_exchange(name: str, plan: Exchange, checkpoint: Checkpoint, context: int, cache: str) -> Graph:
+def build_encoder_decoder(name: str, plan: EncoderDecoder, checkpoint: Checkpoint, context: int, cache: str) -> Graph:
     """The graph of a token of either text: an id of the text to the logits of the next.
 
     Raises ExportError for what does not fit the plan.
     """
-    return _Exchange(name, plan, checkpoint, context, cache).whole()
+    return _Parts(name, plan, checkpoint, context, cache).whole()
 
 
-class _Exchange(Builder[Exchange]):
+class _Parts(Builder[EncoderDecoder]):
     def whole(self) -> Graph:
         plan, graph = self.plan, self.graph
         graph.start = plan.start

@@ -15,7 +15,7 @@ import numpy as np
 from colibri.common.names import shown
 from colibri.errors import ExportError
 from colibri.frontends.checkpoints.decoders import Convolution, Dense, Heads, Latent, Mixture, Plan, Separate, Stacked
-from colibri.frontends.checkpoints.encoder_decoders import Exchange, Stack
+from colibri.frontends.checkpoints.encoder_decoders import EncoderDecoder, Stack
 from colibri.frontends.checkpoints.language_settings import Adapter, Settings
 
 A = (Separate("mlp.experts"), Stacked("mlp.experts.gate_up_proj", "mlp.experts.down_proj"))
@@ -256,7 +256,7 @@ def _llama4(c: Settings) -> Plan:
     )  # fmt: skip
 
 
-def _switch(c: Settings) -> Exchange:
+def _switch(c: Settings) -> EncoderDecoder:
     def stack(name: str, layers: int, sparse: int) -> Stack:
         step = layers // sparse if sparse > 0 else layers
         said = c.config.get(f"{name}_sparse_step", step)
@@ -275,7 +275,7 @@ def _switch(c: Settings) -> Exchange:
     start = 0 if start is None else start
     if type(start) is not int or not 0 <= start < c.vocab_size:
         raise c.refuse(f"decoder_start_token_id or pad_token_id = {shown(start)} is not one of {c.vocab_size} tokens")
-    return Exchange(
+    return EncoderDecoder(
         vocabulary=c.vocab_size, hidden=c.d_model, eps=c.layer_norm_epsilon, activation=c.activation("dense_act_fn"),
         tied=c.tie_word_embeddings, encoder=stack("encoder", c.num_layers, c.num_sparse_encoder_layers),
         decoder=stack("decoder", decoder, c.num_sparse_decoder_layers), heads=c.num_heads, dim=c.d_kv, width=c.d_ff,

@@ -10,7 +10,7 @@ from colibri.errors import ExportError
 from colibri.format import spec
 from colibri.frontends.checkpoints.checkpoint import Checkpoint
 from colibri.frontends.checkpoints.decoders import build
-from colibri.frontends.checkpoints.encoder_decoders import Exchange, build_exchange
+from colibri.frontends.checkpoints.encoder_decoders import EncoderDecoder, build_encoder_decoder
 from colibri.frontends.checkpoints.language_families import SAME, adapter_of
 from colibri.frontends.checkpoints.language_settings import Settings
 from colibri.ir.graph import CACHES, Graph
@@ -42,8 +42,8 @@ def load_checkpoint(directory: str | Path, context: int | None = None, cache: st
         text = {"tie_word_embeddings": config.get("tie_word_embeddings", False), **text}
     settings = Settings(text, adapter, context, checkpoint)
     name, plan = printable(Path(directory).resolve().name) or kind, adapter.plan(settings)
-    if isinstance(plan, Exchange):
-        return build_exchange(name, plan, checkpoint, settings.context, cache)
+    if isinstance(plan, EncoderDecoder):
+        return build_encoder_decoder(name, plan, checkpoint, settings.context, cache)
     return build(name, plan, checkpoint, settings.context, cache)
 
 

@@ -11,7 +11,7 @@ from colibri.errors import ExportError
 from colibri.frontends.checkpoints.checkpoint import Checkpoint
 from colibri.frontends.checkpoints.config_fields import problem_of
 from colibri.frontends.checkpoints.decoders import ACTIVATIONS, Heads, Plan
-from colibri.frontends.checkpoints.encoder_decoders import Exchange
+from colibri.frontends.checkpoints.encoder_decoders import EncoderDecoder
 from colibri.frontends.checkpoints.families import router_of
 from colibri.frontends.checkpoints.rotary import Rotary, rotary_of
 from colibri.ir.graph import Array, Router
@@ -52,7 +52,7 @@ class Adapter:
     architectures: tuple[str, ...]
     config_class: str
     defaults: Mapping[str, Any]
-    plan: Callable[[Settings], Plan | Exchange]
+    plan: Callable[[Settings], Plan | EncoderDecoder]
     aliases: Mapping[str, str] = field(default_factory=dict)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     neutral: str = ""

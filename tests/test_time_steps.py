@@ -1,4 +1,4 @@
-"""Models exported with `stream` give, moment by moment, what the whole sequence's model gives."""
+"""Models exported with `stream` give, step by step, what the whole sequence's model gives."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_engine_gives_the_reference_bits_and_a_stream_has_no_end(tmp_path: Path)
     expected = run(graph, [rows])[0]
     assert model(rows[:20]).tobytes() == expected[:20].tobytes()
     context = model._contexts[0][1]
-    context.position += spec.LIMIT // 4 * 3 - 1024  # as if that many moments had passed: a multiple of all ring sizes
+    context.position += spec.LIMIT // 4 * 3 - 1024  # a multiple of all ring sizes, as if after so many calls
     context.position += 1024 - 40
     got = np.concatenate([model(rows[20 + n : 21 + n]) for n in range(40)])
     assert got.tobytes() == expected[20:].tobytes()
