@@ -19,6 +19,6 @@ __all__ = [
 ]
 
 if __name__ == "__main__":
-    from colibri.cli.main import exporter_main
+    from colibri.cli.app import exporter_main
 
     exporter_main()

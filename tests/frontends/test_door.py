@@ -13,7 +13,7 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import colibri
-from colibri.cli import main as cli
+from colibri.cli import app as cli
 from tests.frontends import user_moes as moes
 from tests.test_cli import colibri_command, succeed
 

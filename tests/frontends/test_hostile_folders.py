@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import colibri
-from colibri.cli.main import app
+from colibri.cli.app import app
 from colibri.common import strict_json
 from colibri.common.folder import Folder
 from colibri.common.names import check_port, port_names, printable

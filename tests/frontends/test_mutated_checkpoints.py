@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 import colibri
-from colibri.cli.main import app
+from colibri.cli.app import app
 from colibri.pipeline import language as language_export
 from tests.frontends import mutations
 from tests.frontends.checkpoints import VARIANTS, VOCABULARY, make

@@ -1,5 +1,5 @@
-"""`python -m colibri.cli`: the `colibri` command."""
+"""`python -m colibri.cli` is the `colibri` command."""
 
-from colibri.cli.main import main
+from colibri.cli import main
 
 main()
