@@ -1,7 +1,7 @@
 """Writes a planned program as model.bin; every record and enumeration comes from `colibri.format.spec`.
 
 `arrange` says where everything lies, `head` gives all bytes but the weights'; `write` puts a file together in memory,
-`colibri.emit.stream` on disk.
+`colibri.emit.writer` on disk.
 """
 
 from __future__ import annotations

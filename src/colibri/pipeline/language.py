@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from colibri.common.names import printable
-from colibri.emit import c_source, stream
+from colibri.emit import c_source, writer
 from colibri.emit.files import write_files
 from colibri.errors import ExportError, ModelError
 from colibri.format import spec
@@ -60,7 +60,7 @@ def export_lm(
     workers: int | None = None,
     style: c_source.Style = c_source.PLAIN,
     on_stage: Callable[[str, Any], None] | None = None,
-    on_progress: stream.OnProgress | None = None,
+    on_progress: writer.OnProgress | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
     """Export a language model to the directory `path`, or to one `….bin` file; returns the figures of the export.
@@ -114,7 +114,7 @@ def export_lm(
     info = {"name": printable(graph.name), "dtype": dtype, "producer": f"colibri {spec.VERSION}", "certificate": by,
             "calibration": "random" if text is None else "given",
             **({"start": graph.start} if program.encoder_ops else {})}  # fmt: skip
-    stream.write(program, image, certificate, info=info, golden_rows=golden_rows,
+    writer.write(program, image, certificate, info=info, golden_rows=golden_rows,
                  expert_align=expert_align, workers=min(os.cpu_count() or 1, 4) if workers is None else workers,
                  key=_key(dtype, activations, share, energies, sources), on_progress=on_progress, say=say,
                  companions=lambda file: _c_files(program, file, path, style) if path != image else {})  # fmt: skip

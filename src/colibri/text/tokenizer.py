@@ -20,7 +20,7 @@ from colibri.text.declared_tokens import declared
 from colibri.text.spelled_tokens import Spelled
 from colibri.text.tokenizer_bin import write_c
 
-__all__ = ["FILES", "Stream", "Tokenizer", "copy_files", "read_files", "write_all", "write_c"]
+__all__ = ["FILES", "DecodeStream", "Tokenizer", "copy_files", "read_files", "write_all", "write_c"]
 
 # What a tokenizer is made of; all but the first may be missing.
 FILES = (
@@ -130,9 +130,9 @@ class Tokenizer:
                 raise ModelError(f"{i} is no id of a token: ids are whole numbers from 0 on")
         return str(self._library.decode(numbers, skip_special_tokens=skip_special))
 
-    def stream(self, skip_special: bool = True) -> Stream:
+    def stream(self, skip_special: bool = True) -> DecodeStream:
         """A decoder for ids that come one by one."""
-        return Stream(self, skip_special)
+        return DecodeStream(self, skip_special)
 
     def token(self, i: int) -> str:
         """The name of an id in the vocabulary."""
@@ -282,7 +282,7 @@ def copy_files(source: str | Path, target: str | Path) -> None:
         write_all(files, target)
 
 
-class Stream:
+class DecodeStream:
     """Decodes ids that come one by one into whole characters: `text += stream.push(id)`, and at last `stream.end()`.
 
     All together it gives what `Tokenizer.decode` gives for all ids.

@@ -1,6 +1,6 @@
 """The parts decoder language models are put together from, and the graph made of them and a checkpoint's tensors.
 
-A `Plan` says what a model is: for each layer how positions are mixed (`Heads`, `Latent`, `Convolution`) and what
+A `Decoder` says what a model is: for each layer how positions are mixed (`Heads`, `Latent`, `Convolution`) and what
 follows (`Dense`, `Mixture`). Names of tensors are relative to their layer. `build` reads the tensors a plan names, each
 of exactly the shape the plan implies; weights of linears stay in the file until they are needed.
 """
@@ -156,7 +156,7 @@ Kind = TypeVar("Kind", bound=Around)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Around):
+class Decoder(Around):
     """A decoder: what its layers are, and what is around them. Factors of 1 are left out."""
 
     layers: int
@@ -168,9 +168,9 @@ class Plan(Around):
     prefix: str = ""
 
 
-def build(name: str, plan: Plan, checkpoint: Checkpoint, context: int, cache: str) -> Graph:
+def build(name: str, plan: Decoder, checkpoint: Checkpoint, context: int, cache: str) -> Graph:
     """The graph of one token: its id to the logits of the next. Raises ExportError for what does not fit the plan."""
-    return _Decoder(name, plan, checkpoint, context, cache).whole()
+    return _DecoderGraph(name, plan, checkpoint, context, cache).whole()
 
 
 class Builder(Generic[Kind]):
@@ -251,7 +251,7 @@ class Builder(Generic[Kind]):
                 )
 
 
-class _Decoder(Builder[Plan]):
+class _DecoderGraph(Builder[Decoder]):
     def whole(self) -> Graph:
         plan, graph, root = self.plan, self.graph, f"{self.plan.prefix}model."
         token = graph.add_input("token", (1,))

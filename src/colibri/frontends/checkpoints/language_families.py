@@ -1,7 +1,7 @@
 """The families of language models: what each calls its tensors, how it attends, and how it feeds forward.
 
 An `Adapter` is a family: every field of its configuration that changes what is computed, with the default of the
-configuration's class, and a function from these settings to a `Plan`. docs/adding-a-family.md shows how to write one.
+configuration's class, and a function from these settings to a `Decoder`; docs/adding-a-family.md shows how.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ import numpy as np
 
 from colibri.common.names import shown
 from colibri.errors import ExportError
-from colibri.frontends.checkpoints.decoders import Convolution, Dense, Heads, Latent, Mixture, Plan, Separate, Stacked
+from colibri.frontends.checkpoints.decoders import (
+    Convolution,
+    Decoder,
+    Dense,
+    Heads,
+    Latent,
+    Mixture,
+    Separate,
+    Stacked,
+)
 from colibri.frontends.checkpoints.encoder_decoders import EncoderDecoder, Stack
 from colibri.frontends.checkpoints.language_settings import Adapter, Settings
 
@@ -26,7 +35,7 @@ B = (
 B_GATE = ("block_sparse_moe.gate.weight", "mlp.gate.weight")
 
 
-def _mixtral(c: Settings) -> Plan:
+def _mixtral(c: Settings) -> Decoder:
     heads = c.attention(window=c.window(True))
     return c.plan(
         lambda n: heads, lambda n: Mixture(c.router(n), c.num_local_experts, c.intermediate_size, B_GATE, B)
@@ -38,7 +47,7 @@ def _sparse(c: Settings, n: int) -> bool:
     return n not in (c.mlp_only_layers or []) and (n + 1) % c.decoder_sparse_step == 0
 
 
-def _qwen2_moe(c: Settings) -> Plan:
+def _qwen2_moe(c: Settings) -> Decoder:
     sliding = [
         bool(c.use_sliding_window and (n + 1) % 2 and n < c.max_window_layers) for n in range(c.num_hidden_layers)
     ]
@@ -54,7 +63,7 @@ def _qwen2_moe(c: Settings) -> Plan:
     )  # fmt: skip
 
 
-def _qwen3_moe(c: Settings) -> Plan:
+def _qwen3_moe(c: Settings) -> Decoder:
     heads = c.attention(
         window=c.window(c.use_sliding_window), bias=c.attention_bias, out_bias=c.attention_bias, norm="head"
     )
@@ -65,14 +74,14 @@ def _qwen3_moe(c: Settings) -> Plan:
     )  # fmt: skip
 
 
-def _olmoe(c: Settings) -> Plan:
+def _olmoe(c: Settings) -> Decoder:
     heads = c.attention(bias=c.attention_bias, out_bias=c.attention_bias, norm="whole", clip=c.clip_qkv)
     return c.plan(
         lambda n: heads, lambda n: Mixture(c.router(n), c.num_experts, c.intermediate_size, ("mlp.gate.weight",), A)
     )
 
 
-def _granitemoe(c: Settings) -> Plan:
+def _granitemoe(c: Settings) -> Decoder:
     heads = c.attention(bias=c.attention_bias, out_bias=c.attention_bias, scale=c.attention_multiplier)
     block = "block_sparse_moe"
     ways = (Stacked(f"{block}.input_linear.weight", f"{block}.output_linear.weight"),
@@ -84,7 +93,7 @@ def _granitemoe(c: Settings) -> Plan:
     )  # fmt: skip
 
 
-def _phimoe(c: Settings) -> Plan:
+def _phimoe(c: Settings) -> Decoder:
     if c.rotary.kind not in ("default", "longrope"):
         raise c.refuse(f"rotary positions of type {c.rotary.kind!r} are not supported, only 'default' and 'longrope'")
     heads = c.attention(window=c.window(True), bias=c.attention_bias, out_bias=c.attention_bias)
@@ -95,7 +104,7 @@ def _phimoe(c: Settings) -> Plan:
     )  # fmt: skip
 
 
-def _gpt_oss(c: Settings) -> Plan:
+def _gpt_oss(c: Settings) -> Decoder:
     alternating = ["full_attention" if n % 2 else "sliding_attention" for n in range(c.num_hidden_layers)]
     kinds = c.kinds(alternating, "sliding_attention", "full_attention")
     ways = (Stacked("mlp.experts.gate_up_proj", "mlp.experts.down_proj", transposed=True, alternating=True, bias=True),)
@@ -107,7 +116,7 @@ def _gpt_oss(c: Settings) -> Plan:
     )  # fmt: skip
 
 
-def _lfm2_moe(c: Settings) -> Plan:
+def _lfm2_moe(c: Settings) -> Decoder:
     kinds, names = c.kinds([], "conv", "full_attention"), ("w1", "w3", "w2")
     heads = c.attention(norm="head", norms=("q_layernorm", "k_layernorm"), out="out_proj")
     ways = (Separate("feed_forward.experts", names),
@@ -136,7 +145,7 @@ def _shared(c: Settings, count: int | None, bias: bool = False) -> Dense | None:
     return Dense(c.moe_intermediate_size * count, "mlp.shared_experts", bias=bias) if count else None
 
 
-def _deepseek_v2(c: Settings) -> Plan:
+def _deepseek_v2(c: Settings) -> Decoder:
     latent = _latent(c, True)
     shared = _shared(c, c.n_shared_experts, c.mlp_bias)
     return c.plan(
@@ -149,7 +158,7 @@ def _deepseek_v2(c: Settings) -> Plan:
 CORRECTION = ("mlp.gate.e_score_correction_bias",)
 
 
-def _corrected(c: Settings, mixer: Heads | Latent) -> Plan:
+def _corrected(c: Settings, mixer: Heads | Latent) -> Decoder:
     """Feed-forward layers as DeepSeek-V3 has them: the first dense, then experts chosen with a correction bias."""
     shared = _shared(c, c.n_shared_experts)
     return c.plan(
@@ -160,17 +169,17 @@ def _corrected(c: Settings, mixer: Heads | Latent) -> Plan:
     )  # fmt: skip
 
 
-def _deepseek_v3(c: Settings) -> Plan:
+def _deepseek_v3(c: Settings) -> Decoder:
     plan = _corrected(c, _latent(c, c.rope_interleave))
     return replace(plan, ignored=(*plan.ignored, *c.later_layers()))
 
 
-def _glm4_moe(c: Settings) -> Plan:
+def _glm4_moe(c: Settings) -> Decoder:
     plan = _corrected(c, c.attention(bias=c.attention_bias, norm="head" if c.use_qk_norm else ""))
     return replace(plan, ignored=(*plan.ignored, *c.later_layers()))
 
 
-def _ernie4_5_moe(c: Settings) -> Plan:
+def _ernie4_5_moe(c: Settings) -> Decoder:
     heads = c.attention(bias=c.use_bias, out_bias=c.use_bias, interleaved=True)
     last = c.num_hidden_layers - 1 if c.moe_layer_end_index == -1 else c.moe_layer_end_index
     bias = ("mlp.moe_statics.e_score_correction_bias", "mlp.gate.moe_statics.e_score_correction_bias")
@@ -185,7 +194,7 @@ def _ernie4_5_moe(c: Settings) -> Plan:
     return c.plan(lambda n: heads, feed, head_bias=c.use_bias)
 
 
-def _hunyuan_v1_moe(c: Settings) -> Plan:
+def _hunyuan_v1_moe(c: Settings) -> Decoder:
     heads = c.attention(bias=c.attention_bias, out_bias=c.attention_bias, norm="head", norm_last=True,
                         norms=("query_layernorm", "key_layernorm"))  # fmt: skip
     for name, alike in (
@@ -208,7 +217,7 @@ def _hunyuan_v1_moe(c: Settings) -> Plan:
     )
 
 
-def _minimax_m2(c: Settings) -> Plan:
+def _minimax_m2(c: Settings) -> Decoder:
     kinds = c.config.get("attn_type_list", [])
     if not isinstance(kinds, list) or not all(kind == 1 for kind in kinds):
         raise c.refuse("attn_type_list has other kinds than 1, of linear attention, which is not supported")
@@ -219,7 +228,7 @@ def _minimax_m2(c: Settings) -> Plan:
     )  # fmt: skip
 
 
-def _llama4(c: Settings) -> Plan:
+def _llama4(c: Settings) -> Decoder:
     layers = range(c.num_hidden_layers)
     turned = c.no_rope_layers or [int((n + 1) % c.no_rope_layer_interval != 0) for n in layers]
     step = c.interleave_moe_layer_step

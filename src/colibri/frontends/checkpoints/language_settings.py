@@ -10,7 +10,7 @@ from colibri.common.names import shown
 from colibri.errors import ExportError
 from colibri.frontends.checkpoints.checkpoint import Checkpoint
 from colibri.frontends.checkpoints.config_fields import problem_of
-from colibri.frontends.checkpoints.decoders import ACTIVATIONS, Heads, Plan
+from colibri.frontends.checkpoints.decoders import ACTIVATIONS, Decoder, Heads
 from colibri.frontends.checkpoints.encoder_decoders import EncoderDecoder
 from colibri.frontends.checkpoints.families import router_of
 from colibri.frontends.checkpoints.rotary import Rotary, rotary_of
@@ -52,7 +52,7 @@ class Adapter:
     architectures: tuple[str, ...]
     config_class: str
     defaults: Mapping[str, Any]
-    plan: Callable[[Settings], Plan | EncoderDecoder]
+    plan: Callable[[Settings], Decoder | EncoderDecoder]
     aliases: Mapping[str, str] = field(default_factory=dict)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     neutral: str = ""
@@ -191,9 +191,9 @@ class Settings:
             raise self.refuse(f"{name} = {said!r} is not supported, only {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[said]
 
-    def plan(self, mixer: Callable[[int], Any], feed: Callable[[int], Any], **more: Any) -> Plan:
+    def plan(self, mixer: Callable[[int], Any], feed: Callable[[int], Any], **more: Any) -> Decoder:
         """A plan with what all configurations say alike."""
-        plan = Plan(
+        plan = Decoder(
             vocabulary=self.vocab_size, hidden=self.hidden_size, layers=self.num_hidden_layers, mixer=mixer, feed=feed,
             eps=self._values.get("rms_norm_eps", 0.0), activation=self.activation("hidden_act"),
             tied=self.tie_word_embeddings, ignored=(r".*rotary_emb\.inv_freq", *self.adapter.ignored),

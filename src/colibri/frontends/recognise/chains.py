@@ -23,7 +23,7 @@ from colibri.frontends.recognise.moe import Block, kind_of
 from colibri.frontends.recognise.tape import (
     BENDING,
     Call,
-    Expert,
+    ExpertCall,
     Held,
     Recording,
     Ref,
@@ -104,7 +104,7 @@ def chained(recording: Recording, experts: Sequence[nn.Module]) -> list[Chained]
             readers.setdefault(value, []).append(n)
     chains: dict[int, tuple[list[Step], list[Step]]] = {}
     for n, call in enumerate(recording.calls):
-        if isinstance(call.func, Expert):
+        if isinstance(call.func, ExpertCall):
             before, after = _before(recording, readers, n), _after(recording, readers, n)
             held = chains.get(call.func.number, (before, after))
             chains[call.func.number] = _common(held[0], before), _common(held[1], after)

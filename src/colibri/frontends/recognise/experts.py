@@ -27,7 +27,7 @@ Run = Callable[[Any], Recording]  # of the block, with something in place of the
 
 
 @dataclass
-class Place:
+class Placement:
     """Where a block's experts are: the values that are their input and their mixture, and what was there before it."""
 
     experts: list[nn.Module]  # each (rows, in) -> (rows, out)
@@ -54,10 +54,10 @@ class Experts(Protocol):
     def tensors(self) -> list[Tensor]:
         """What is theirs."""
 
-    def places(self, probe: Probe) -> Iterator[Place]:
+    def places(self, probe: Probe) -> Iterator[Placement]:
         """The places they may have in the block, the likeliest first."""
 
-    def weights(self, probe: Probe, place: Place, run: Run) -> Tensor | None:
+    def weights(self, probe: Probe, place: Placement, run: Run) -> Tensor | None:
         """With what each expert's output goes into each row of the mixture, (n, experts)."""
 
 
@@ -86,7 +86,7 @@ class ModuleExperts:
         self.count = len(self.watched)
         self.tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
 
-    def places(self, probe: Probe) -> Iterator[Place]:
+    def places(self, probe: Probe) -> Iterator[Placement]:
         """One for each value that all experts' rows are taken from."""
         used = probe.seen.used
         if not used:
@@ -107,7 +107,7 @@ class ModuleExperts:
 
     def _mixtures(
         self, probe: Probe, experts: list[nn.Module], z: int, apply: str, nothing: Recording
-    ) -> Iterator[Place]:
+    ) -> Iterator[Placement]:
         rows = probe.at(z)
         assert rows is not None
         width = experts[0](rows[:2]).shape[1]
@@ -121,7 +121,7 @@ class ModuleExperts:
                 continue
             met.add(key)
             for base in _bases(probe, before):
-                place = Place(experts, z, mixture, base, width, apply)
+                place = Placement(experts, z, mixture, base, width, apply)
                 weights = self.weights(probe, place, probe.record)
                 if weights is None:
                     continue
@@ -129,7 +129,7 @@ class ModuleExperts:
                 if largest(ours - after) <= FIT * max(largest(after - before), 1e-30):
                     yield place
 
-    def weights(self, probe: Probe, place: Place, run: Run) -> Tensor | None:
+    def weights(self, probe: Probe, place: Placement, run: Run) -> Tensor | None:
         """Seen in the mixture of unit vectors, or in the experts' input."""
         if place.apply == "input":
             return self._on_input(probe, place, run(None))
@@ -142,7 +142,7 @@ class ModuleExperts:
             columns.append((seen - nothing)[:, : self.count - first])
         return torch.cat(columns, 1)
 
-    def _on_input(self, probe: Probe, place: Place, recording: Recording) -> Tensor | None:
+    def _on_input(self, probe: Probe, place: Placement, recording: Recording) -> Tensor | None:
         """A weight is what a row of the value is multiplied by."""
         rows = probe.at(place.input, recording)
         if rows is None:
@@ -160,7 +160,7 @@ class ModuleExperts:
         return weights
 
 
-def _ordered(places: Iterable[Place]) -> list[Place]:
+def _ordered(places: Iterable[Placement]) -> list[Placement]:
     """Mixtures of nothing else first; of those the last, which has the weights where these are multiplied late."""
     return sorted(places, key=lambda place: (place.base is not None, -place.mixture))
 
@@ -252,11 +252,11 @@ class StackedExperts:
         with ablated(self.group, experts):
             return run(None)
 
-    def places(self, probe: Probe) -> Iterator[Place]:
+    def places(self, probe: Probe) -> Iterator[Placement]:
         """One for each body that gives what is missing without an expert, up to a weight."""
         yield from _ordered(self._mixtures(probe))
 
-    def _mixtures(self, probe: Probe) -> Iterator[Place]:
+    def _mixtures(self, probe: Probe) -> Iterator[Placement]:
         nothing = self._without(probe.record, range(self.count))
         each = [self._without(probe.record, [e]) for e in range(self.count)]
         met: set[bytes] = set()
@@ -273,9 +273,9 @@ class StackedExperts:
             for base in _bases(probe, before):
                 yield from self._bodies(probe, mixture, base, shares)
 
-    def _bodies(self, probe: Probe, mixture: int, base: int | None, shares: Tensor) -> Iterator[Place]:
+    def _bodies(self, probe: Probe, mixture: int, base: int | None, shares: Tensor) -> Iterator[Placement]:
         width = shares.shape[2]
-        found: list[tuple[float, Place]] = []
+        found: list[tuple[float, Placement]] = []
         sizes = {n for stack in self.group for n in stack.shape}
         for size in sorted(sizes):
             for z in _different(probe, size):
@@ -283,11 +283,11 @@ class StackedExperts:
                     experts = body.experts()
                     error = _misfit(shares, torch.stack([expert(_rows(probe, z)) for expert in experts], 1))
                     if error <= 100 * FIT:
-                        found.append((error, Place(experts, z, mixture, base, width, body=body)))
+                        found.append((error, Placement(experts, z, mixture, base, width, body=body)))
         found.sort(key=lambda f: f[0])
         yield from (place for _, place in found[:2])
 
-    def weights(self, probe: Probe, place: Place, run: Run) -> Tensor | None:
+    def weights(self, probe: Probe, place: Placement, run: Run) -> Tensor | None:
         """What is missing without each expert, in units of its output."""
         whole = run(None)
         after, rows = probe.at(place.mixture, whole), probe.at(place.input, whole)
@@ -319,4 +319,4 @@ def stacked(group: Sequence[Stack]) -> Iterator[StackedExperts]:
     return (StackedExperts(some) for some in subsets(group))
 
 
-__all__ = ["Experts", "ModuleExperts", "OfRows", "Place", "StackedExperts", "mixed", "stacked"]
+__all__ = ["Experts", "ModuleExperts", "OfRows", "Placement", "StackedExperts", "mixed", "stacked"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from colibri.frontends.recognise.experts import Place, mixed
+from colibri.frontends.recognise.experts import Placement, mixed
 from colibri.frontends.recognise.routing import TOLERANCE, weigh
 from colibri.frontends.recognise.tape import BENDING, Call, Recording, function_name
 from colibri.frontends.recognise.watch import Probe
@@ -32,7 +32,7 @@ class Extremes:
     """One claim about a place of the block: with these logits in place of its own, `router` gives the weights."""
 
     probe: Probe
-    place: Place
+    place: Placement
     logits: int
     made: Tensor
     router: Router

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from colibri.errors import ExportError
 from colibri.frontends.recognise.calls import Rows
 from colibri.frontends.recognise.chains import chained
-from colibri.frontends.recognise.experts import Experts, ModuleExperts, Place
+from colibri.frontends.recognise.experts import Experts, ModuleExperts, Placement
 from colibri.frontends.recognise.extremes import EPS, Extremes
 from colibri.frontends.recognise.measure import measure, sets
 from colibri.frontends.recognise.moe import Block
@@ -136,7 +136,7 @@ class Search:
         self.shared = self.rows.per_sample
         return whole.dependence(sets(whole)[0])
 
-    def _claim(self, place: Place, logits: int, proposal: Proposal) -> Block | str | _Miss:
+    def _claim(self, place: Placement, logits: int, proposal: Proposal) -> Block | str | _Miss:
         """The block where the proposal is right; a string where it almost is; else whether it is contrived, its error,
         and what it says."""
         around = Watched(self.probe, logits, place.input, place.mixture, place.base)
@@ -168,7 +168,7 @@ class Search:
 
     # --- routers ------------------------------------------------------------------------------------------------------
 
-    def _proposals(self, place: Place, logits: int) -> list[Proposal]:
+    def _proposals(self, place: Placement, logits: int) -> list[Proposal]:
         """The routers that give the block's weights where the value is replaced by made-up logits, or the nearest."""
         seen = self._driven(place, logits)
         return [] if seen is None else solve(seen, self.vectors, self.probe.program.numbers)
@@ -179,7 +179,7 @@ class Search:
         assert natural is not None
         return self.rows.whole(telling_logits(self.experts.count, self.shared, natural))
 
-    def _driven(self, place: Place, logits: int) -> Seen | None:
+    def _driven(self, place: Placement, logits: int) -> Seen | None:
         """The weights the block gives its experts for logits that bring every branch about."""
         made = self._made(logits)
         rows = torch.randn(len(made), self.probe.tokens.shape[1], generator=torch.Generator().manual_seed(7))
@@ -195,7 +195,7 @@ class Search:
         except Exception:  # what follows does not take any logits: they are none
             return None
 
-    def _floor(self, place: Place, weights: Tensor, run: Callable[[Any], Recording]) -> Tensor | None:
+    def _floor(self, place: Placement, weights: Tensor, run: Callable[[Any], Recording]) -> Tensor | None:
         """How small weights are seen: beside what they are added to, and in experts' outputs of many values, no more
         than rounding leaves of them."""
         if place.body is not None:
@@ -225,7 +225,7 @@ class Search:
                 return name
         return None
 
-    def _biased(self, place: Place, logits: int, proposal: Proposal, name: str) -> Proposal | None:
+    def _biased(self, place: Placement, logits: int, proposal: Proposal, name: str) -> Proposal | None:
         """The proposal with the hidden tensor as selection bias, where the block follows it when it is disturbed."""
         if name not in self.vectors or proposal.router.bias:
             return None

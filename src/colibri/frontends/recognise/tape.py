@@ -1,7 +1,7 @@
 """What a module computes, call by call.
 
 A `Recording` lists every torch function that a module's forward calls, with its results; its experts count as one call
-each. Results can be replaced while it is made. `program` says which calls do not depend on the data.
+each. Results can be replaced while it is made. `common_calls` says which calls do not depend on the data.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Expert:
+class ExpertCall:
     """In place of a function: the expert of this number."""
 
     number: int
@@ -67,7 +67,7 @@ class Call:
     results: list[int] = field(default_factory=list)
 
 
-Place = tuple[int, int, bool]  # call, counted from the end where negative; result or (True) argument of it
+CallSite = tuple[int, int, bool]  # call, counted from the end where negative; result or (True) argument of it
 Drive = Mapping[tuple[int, int], Tensor]  # (call, which of its results) -> what it is to be instead
 
 
@@ -254,7 +254,7 @@ class Recording(TorchFunctionMode):
                 if self.around[expert.number][1]
                 else self.outputs(expert.number, y)
             )
-        self._enter(Expert(expert.number), expert.named, [y], [])
+        self._enter(ExpertCall(expert.number), expert.named, [y], [])
         return y
 
 
@@ -337,5 +337,19 @@ def refs(structure: Any) -> Iterator[int]:
     return (leaf.value for leaf in leaves(structure) if isinstance(leaf, Ref))
 
 
-__all__ = ["BENDING", "OVERWRITTEN", "Call", "Drive", "Expert", "Held", "Place", "Recording", "Ref", "function_name",
-           "leaves", "mapped", "refs", "replaced"]  # fmt: skip
+__all__ = [
+    "BENDING",
+    "OVERWRITTEN",
+    "Call",
+    "CallSite",
+    "Drive",
+    "ExpertCall",
+    "Held",
+    "Recording",
+    "Ref",
+    "function_name",
+    "leaves",
+    "mapped",
+    "refs",
+    "replaced",
+]  # fmt: skip

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from colibri.frontends.recognise.calls import Rows, rows_of
+from colibri.frontends.recognise.common_calls import SHAPES, CommonCalls
 from colibri.frontends.recognise.moe import Mixture
-from colibri.frontends.recognise.program import SHAPES, Program
-from colibri.frontends.recognise.tape import Expert, Recording, function_name, refs
+from colibri.frontends.recognise.tape import ExpertCall, Recording, function_name, refs
 
 ROWS = 48  # at least, of the recordings in which values are looked for
 TRIED, SIZES = 64, (0.1, 4.0, 16.0)  # of the model's own samples, and factors on random ones, to reach every expert
@@ -40,7 +40,7 @@ class Probe:
         self.tokens: Tensor
         self.more: Tensor
         self.seen: Recording
-        self.program: Program
+        self.program: CommonCalls
         if like is not None and not experts:
             self.tokens, self.more, self.seen, self.program = like.tokens, like.more, like.seen, like.program
             return
@@ -54,7 +54,7 @@ class Probe:
             reaching = self._reaching(tokens)[: len(tokens) - rows.per_sample]
             tokens[: len(reaching)] = reaching
         self.seen = self.record()
-        self.program = Program(self.seen, rows.record(self.more, experts))
+        self.program = CommonCalls(self.seen, rows.record(self.more, experts))
         rows.main = next((n for n in rows.fitting if self._of_experts(self.program.outputs[n])), rows.main)
 
     def _reaching(self, tokens: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class Probe:
     def _again(self) -> Probe:
         self.__dict__.pop("_begun", None)
         self.seen, more = self.driven(self.tokens, {}), self.driven(self.more, {})
-        self.program = Program(self.seen, more)
+        self.program = CommonCalls(self.seen, more)
         return self
 
     def record(self, outputs: object = None) -> Recording:
@@ -194,7 +194,7 @@ class Probe:
     def _begun(self) -> int:
         """The first call that is an expert's."""
         program = self.program
-        theirs = (n for n, call in enumerate(program.one.calls) if isinstance(call.func, Expert)
+        theirs = (n for n, call in enumerate(program.one.calls) if isinstance(call.func, ExpertCall)
                   or (n in program.templates and self._reads_stacks([n])))  # fmt: skip
         return next(theirs, len(program.one.calls))
 
@@ -216,9 +216,9 @@ class Probe:
         after: set[int] = set()  # values that depend on an expert
         for call in self.program.one.calls:
             depends = any(value in after for value in refs(call.args))
-            if isinstance(call.func, Expert) and depends:
+            if isinstance(call.func, ExpertCall) and depends:
                 return True
-            if isinstance(call.func, Expert) or depends:
+            if isinstance(call.func, ExpertCall) or depends:
                 after.update(call.results)
         return False
 

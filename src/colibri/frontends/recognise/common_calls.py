@@ -1,8 +1,8 @@
 """What does not depend on the data in what a module computes, and computing it once more.
 
 The calls that two recordings with different rows have in common, from the first call on and back from the last, form a
-`Program`. What they compute can be computed again from other inputs, in eager mode or while torch.export traces, as the
-ordinary tensor operations it is.
+`CommonCalls`. What they compute can be computed again from other inputs, in eager mode or while torch.export traces,
+as the ordinary tensor operations it is.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 from colibri.frontends.recognise.tape import (
     OVERWRITTEN,
     Call,
-    Expert,
+    CallSite,
+    ExpertCall,
     Held,
-    Place,
     Recording,
     Ref,
     function_name,
@@ -41,7 +41,7 @@ class PerSample:
     factor: int
 
 
-class Program:
+class CommonCalls:
     """The calls that two recordings of one module, of different numbers of samples, have in common.
 
     Values are numbered as in the first of them. `templates` are those calls' arguments, by call: sizes that follow the
@@ -51,7 +51,7 @@ class Program:
     def __init__(self, one: Recording, two: Recording) -> None:
         self.one, self.two = one, two
         self.templates: dict[int, Any] = {}
-        self.boundary: dict[int, Place] = {}  # values computed between the two parts that the last one reads
+        self.boundary: dict[int, CallSite] = {}  # values computed between the two parts that the last one reads
         self.loose: set[int] = set()  # of these, those that other calls give in the other recording
         pairs = list(zip(one.calls, two.calls, strict=False))
         self.first = 0  # this many calls from the beginning
@@ -66,7 +66,7 @@ class Program:
         same = a.func == b.func and len(a.results) == len(b.results) and len(a.changed) == len(b.changed)
         if not same or a.func == OVERWRITTEN or None in a.changed:
             return False
-        met: dict[int, Place] = {}
+        met: dict[int, CallSite] = {}
         try:
             template = self._merged(a.args, b.args, at, met)
         except _DifferError:
@@ -75,7 +75,7 @@ class Program:
         self.boundary.update(met)
         return True
 
-    def _merged(self, a: Any, b: Any, at: int, met: dict[int, Place]) -> Any:
+    def _merged(self, a: Any, b: Any, at: int, met: dict[int, CallSite]) -> Any:
         if isinstance(a, tuple | list) and type(a) is type(b) and len(a) == len(b):
             return type(a)(self._merged(x, y, at, met) for x, y in zip(a, b, strict=True))
         if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
@@ -96,7 +96,7 @@ class Program:
                 return PerSample(factor)
         raise _DifferError
 
-    def _same_value(self, a: Ref, b: Ref, at: int, met: dict[int, Place]) -> Ref:
+    def _same_value(self, a: Ref, b: Ref, at: int, met: dict[int, CallSite]) -> Ref:
         (call_a, slot_a), (call_b, slot_b) = self.one.origin[a.value], self.two.origin[b.value]
         early_a, early_b = call_a < self.first, call_b < self.first
         if early_a != early_b or (early_a and (call_a, slot_a) != (call_b, slot_b)):
@@ -111,7 +111,7 @@ class Program:
 
     # --- where values are ---------------------------------------------------------------------------------------------
 
-    def place(self, value: int) -> Place | None:
+    def place(self, value: int) -> CallSite | None:
         """Where every recording of the module has the value; None where that depends on the data."""
         call, slot = self.one.origin[value]
         if call < self.first:
@@ -120,7 +120,7 @@ class Program:
             return call - len(self.one.calls), slot, False
         return self.boundary.get(value)
 
-    def find(self, recording: Recording, place: Place) -> Tensor:
+    def find(self, recording: Recording, place: CallSite) -> Tensor:
         """A copy of the value at `place` in any recording of the module."""
         at, n, argument = place
         call = recording.calls[at]
@@ -160,7 +160,7 @@ class Program:
                 continue
             known.add(value)
             call = self.one.origin[value][0]
-            expert = isinstance(self.one.calls[call].func, Expert)
+            expert = isinstance(self.one.calls[call].func, ExpertCall)
             if expert or call not in self.templates or value in self.loose:
                 return None
             if call not in calls:
@@ -205,7 +205,7 @@ class Program:
         while todo:
             value = todo.pop()
             call = self.one.origin[value][0]
-            if value in done or isinstance(self.one.calls[call].func, Expert):
+            if value in done or isinstance(self.one.calls[call].func, ExpertCall):
                 continue
             done.add(value)
             found.add(call)
@@ -268,4 +268,4 @@ class _DifferError(Exception):
     """Two recordings are not alike here."""
 
 
-__all__ = ["SHAPES", "PerSample", "Program", "function_name"]
+__all__ = ["SHAPES", "CommonCalls", "PerSample", "function_name"]

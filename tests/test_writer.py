@@ -20,7 +20,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from colibri import exporter
-from colibri.emit import crc, model_bin, pieces, stream
+from colibri.emit import crc, model_bin, pieces, writer
 from colibri.errors import ExportError
 from colibri.format import package
 from colibri.ir.graph import Graph, Router
@@ -144,7 +144,7 @@ def test_a_streamed_file_has_the_bytes_of_one_made_in_memory(
         if cut:
             small_pieces(monkeypatch)
         path, seen = tmp_path / f"{workers}{cut}.bin", Steps()
-        stream.write(late, path, lambda file: certificate, info={"n": 1}, golden_rows=len(certificate.golden),
+        writer.write(late, path, lambda file: certificate, info={"n": 1}, golden_rows=len(certificate.golden),
                      expert_align=64, workers=workers, on_progress=seen.add)  # fmt: skip
         assert path.read_bytes() == want
         assert seen.done == seen.total and seen.count >= (20 if cut and by_rows and "res" not in fmt else 6)
@@ -162,7 +162,7 @@ def test_formats_by_role_stream_like_in_memory(
         graph = quantize_deferred(deferred(text_graph(tied), by_rows=part), dtype, share=share)
         program = program_of(graph)
         small_pieces(monkeypatch)
-        stream.write(program, tmp_path / "model.bin", nothing, workers=2)
+        writer.write(program, tmp_path / "model.bin", nothing, workers=2)
         assert (tmp_path / "model.bin").read_bytes() == model_bin.write(program_of(read_weights(graph)))
         kinds = {name: kind_of(value)[0] for name, value in graph.constants.items()}
         linears = {"fp32": "ndarray", "fp16": "Fp16Weight", "int8": "Int8Weight", "int4": "Int4Weight"}[dtype]
@@ -232,12 +232,12 @@ def test_an_export_that_was_killed_goes_on_where_it_stopped(workers: int, tmp_pa
         if done > total // 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    status, _ = in_child(lambda: stream.write(program, path, nothing, workers=workers, on_progress=die))
+    status, _ = in_child(lambda: writer.write(program, path, nothing, workers=workers, on_progress=die))
     assert os.WTERMSIG(status) == signal.SIGKILL and not path.exists()
     finished = len(told.read_text().splitlines())
     time.sleep(1 if workers > 1 else 0)  # workers go when they see that their parent is gone
     before = len(reads(log))
-    stream.write(program, path, nothing, workers=workers, say=said.append)
+    writer.write(program, path, nothing, workers=workers, say=said.append)
     assert finished > 10 and said == [f"going on with an unfinished export: {finished} parts are there"]
     after = len(reads(log))
     assert path.read_bytes() == model_bin.write(program)
@@ -252,7 +252,7 @@ def interrupted(program: Program, path: Path, **options: Any) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt, match="run the same export again to go on"):
-        stream.write(program, path, nothing, on_progress=stop, **options)
+        writer.write(program, path, nothing, on_progress=stop, **options)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -261,7 +261,7 @@ def test_control_c_leaves_a_state_to_go_on_from(workers: int, tmp_path: Path) ->
     program = program_of(moe_graph("int8"))
     interrupted(program, path, workers=workers)
     assert {p.name for p in tmp_path.iterdir()} == {"model.bin.partial", "model.bin.journal"}
-    stream.write(program, path, nothing, workers=workers, say=said.append)
+    writer.write(program, path, nothing, workers=workers, say=said.append)
     assert "going on" in said[0] and path.read_bytes() == model_bin.write(program)
 
 
@@ -273,7 +273,7 @@ def test_other_options_or_another_model_start_again(tmp_path: Path) -> None:
         said: list[str] = []
         interrupted(program, path, key="")
         reads(log)
-        stream.write(other, path, nothing, key=key, say=said.append)
+        writer.write(other, path, nothing, key=key, say=said.append)
         assert said == ["an unfinished export of another model or with other options is discarded"]
         resumed = len(reads(log))
         assert path.read_bytes() == model_bin.write(other)
@@ -290,7 +290,7 @@ def test_a_finished_part_that_is_damaged_is_made_again(tmp_path: Path) -> None:
     partial.write_bytes(data)
     with path.with_name("model.bin.journal").open("a") as file:
         file.write("3 0000")  # a line that was cut off
-    stream.write(program, path, nothing)
+    writer.write(program, path, nothing)
     assert path.read_bytes() == model_bin.write(program)
 
 
@@ -304,16 +304,16 @@ def test_a_full_disk_is_reported_and_the_export_can_go_on(
 
     def run() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(want) * 2 // 3, len(want) * 2 // 3))
-        stream.write(program, path, nothing)
+        writer.write(program, path, nothing)
 
     if not early:  # a file system that sets nothing aside
-        monkeypatch.setattr(stream, "_allocate", lambda file, total: None)
+        monkeypatch.setattr(writer, "_allocate", lambda file, total: None)
     status, error = in_child(run)
     assert os.WEXITSTATUS(status) == 1 and error.startswith("ExportError: ") and "cannot be written" in error
     assert "File too large" in error and "go on with it" in error
     assert path.with_name("model.bin.journal").exists() and not path.exists()
     monkeypatch.undo()
-    stream.write(program, path, nothing)
+    writer.write(program, path, nothing)
     assert path.read_bytes() == want
 
 
@@ -344,18 +344,18 @@ def test_a_weight_that_cannot_be_read_is_named(workers: int, tmp_path: Path) -> 
     ):
         program = program_of(quantize_deferred(broken(problem), dtype))
         with pytest.raises(ExportError, match=message):
-            stream.write(program, tmp_path / "model.bin", nothing, workers=workers)
+            writer.write(program, tmp_path / "model.bin", nothing, workers=workers)
 
 
 def test_one_export_at_a_time_writes_to_a_place(tmp_path: Path) -> None:
     program = program_of(moe_graph())
 
     def second(path: Path) -> Certificate:
-        _, error = in_child(lambda: stream.write(program, tmp_path / "model.bin", nothing))
+        _, error = in_child(lambda: writer.write(program, tmp_path / "model.bin", nothing))
         assert "in use" in error
         return nothing(path)
 
-    stream.write(program, tmp_path / "model.bin", second)
+    writer.write(program, tmp_path / "model.bin", second)
 
 
 # --- export_lm --------------------------------------------------------------------------------------------------------
