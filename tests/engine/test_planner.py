@@ -22,7 +22,7 @@ from colibri.lowering.program import Buffer, Op, Operand, Program
 from colibri.runtime import engine
 from tests.engine.conftest import GRAPHS, MAX_BATCH, example
 from tests.graphs import graphs
-from tests.test_export import build
+from tests.pipeline.test_export import build
 
 NEAR = 1.02  # of the lower bound
 

@@ -24,8 +24,8 @@ from colibri.report.evaluate import evaluate
 from colibri.runtime.language import LanguageModel
 from colibri.text.tokenizer import Tokenizer
 from tests.lm.conftest import CHECKPOINT, ROOT
-from tests.lm.test_answers import tokenizer
 from tests.lm_graphs import encoder_decoder, language_model
+from tests.text.test_answers import tokenizer
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
@@ -186,7 +186,7 @@ def test_ctrl_c_ends_generation_with_its_figures(endless: Path) -> None:
 
 
 def test_what_cannot_be_run_is_said_in_one_sentence(story: Path, tmp_path: Path) -> None:
-    from tests.test_export import moe_graph
+    from tests.pipeline.test_export import moe_graph
 
     assert "does not exist" in refused("generate", tmp_path / "nowhere", "x")
     assert "without a model.bin" in refused("generate", tmp_path, "x")

@@ -17,7 +17,7 @@ from tokenizers import AddedToken
 from colibri.format import spec
 from colibri.text import tokenizer_bin
 from tests.engine.conftest import compile_c, compiler
-from tests.lm import kinds
+from tests.text import kinds
 from tools import size
 
 BASES = ("qwen2", "llama2", "deepseek_v2", "gpt2_prefix")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from colibri.errors import ExportError, ModelError
 from colibri.text.tokenizer import Tokenizer, write_c
-from tests.lm import kinds
+from tests.text import kinds
 
 CHATML = (
     "{% for message in messages %}"

@@ -17,9 +17,9 @@ import colibri
 from colibri import exporter
 from colibri.frontends.architecture import from_architecture
 from colibri.report import advise, routes, tables, traces
+from tests.cli.test_cli import colibri_command, succeed
 from tests.engine.conftest import compiler
 from tests.report.models import chosen_by_input
-from tests.test_cli import colibri_command, succeed
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "smart_meter"

@@ -115,7 +115,7 @@ def test_a_killed_process_leaves_the_old_model_or_the_new_one(tmp_path: Path) ->
     program = ("import sys; from colibri import exporter; from tests.engine.conftest import example\n"
                "models = [example('top1'), example('top2_shared')]; print('ready', flush=True)\n"
                "while True:\n    for model in models: exporter.write(model, sys.argv[1])")  # fmt: skip
-    rng, root = np.random.default_rng(0), Path(__file__).resolve().parents[1]
+    rng, root = np.random.default_rng(0), Path(__file__).resolve().parents[2]
     command = [sys.executable, "-c", program, str(tmp_path / "export")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root) as process:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"

@@ -19,8 +19,8 @@ from colibri.exporter import Quantization, Selection
 from colibri.ir.graph import Graph, Router
 from colibri.report.diff import PAGE, _pages, compare
 from colibri.runtime import engine
+from tests.cli.test_cli import colibri_command, succeed
 from tests.graphs import expert, linear
-from tests.test_cli import colibri_command, succeed
 
 EXPERTS, CHANGED = 6, 3
 DTYPES = ["fp32", "fp16", "int8", "int4"]
@@ -147,7 +147,7 @@ RUNNING = """
 import sys
 import numpy as np
 import colibri
-from colibri import package
+from colibri.format import package
 if sys.argv[3] == "mapped":
     package._COPIED = 0
 model = colibri.load(sys.argv[1])

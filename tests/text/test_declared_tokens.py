@@ -17,8 +17,8 @@ from tokenizers import pre_tokenizers as pre
 
 from colibri.errors import ModelError
 from colibri.text.tokenizer import Tokenizer
-from tests.lm.c_tokenizer import SPECIAL, CTokenizer
-from tests.lm.c_tokenizer import load as load_c
+from tests.text.c_tokenizer import SPECIAL, CTokenizer
+from tests.text.c_tokenizer import load as load_c
 
 STANDARD = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token", "mask_token")
 OWN = ("image_token", "think_token", "odd_token")

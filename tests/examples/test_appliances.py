@@ -18,7 +18,7 @@ from colibri import exporter
 from colibri.reference.interpreter import run
 from colibri.runtime import engine
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "appliances"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "appliances"
 INT8_ERROR = 0.05  # of the largest logit, on series of the same expert
 
 

@@ -38,7 +38,7 @@ from colibri.runtime import engine
 from tests.graphs import FORMATS, constant, expert, linear
 from tests.lm_graphs import language_model
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DTYPES = ("fp32", "fp16", "int8", "int4")
 
 

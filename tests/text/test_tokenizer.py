@@ -16,8 +16,8 @@ from tokenizers import Tokenizer as Library
 
 from colibri.errors import ExportError
 from colibri.text import split_regex, tokenizer_bin, unicode_probe
-from tests.lm import kinds
-from tests.lm.c_tokenizer import CONTINUE, SKIP_SPECIAL, SPECIAL, TEMPLATE, CTokenizer, edited, load, name
+from tests.text import kinds
+from tests.text.c_tokenizer import CONTINUE, SKIP_SPECIAL, SPECIAL, TEMPLATE, CTokenizer, edited, load, name
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 
 from colibri.errors import ModelError
 from colibri.text.tokenizer import Tokenizer
-from tests.lm import kinds
+from tests.text import kinds
 
 TEMPLATE = (
     "{% for m in messages %}<|left|>{{ m.role }}\n{{ m.content }}<|right|>\n{% endfor %}"

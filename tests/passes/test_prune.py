@@ -22,10 +22,10 @@ from colibri.ir.graph import Graph, Router
 from colibri.passes import prune
 from colibri.reference.interpreter import Trace, run
 from colibri.runtime import engine
+from tests.cli.test_cli import colibri_command, source, succeed  # noqa: F401
 from tests.engine.conftest import compile_c, compiler
 from tests.graphs import FORMATS, ROUTERS, expert
-from tests.test_cli import colibri_command, source, succeed  # noqa: F401
-from tests.test_export import moe_graph
+from tests.pipeline.test_export import moe_graph
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 NONE = Selection("none")

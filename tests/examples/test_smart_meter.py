@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from colibri import exporter
+from colibri.errors import ExportError
 from colibri.frontends.architecture import from_architecture
 from colibri.runtime import engine
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "smart_meter"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "smart_meter"
 sys.path.insert(0, str(EXAMPLE))
 
 import data  # noqa: E402
@@ -57,7 +58,7 @@ def test_mixed_meets_a_budget() -> None:
 
 
 def test_a_missed_error_limit_is_refused() -> None:
-    with pytest.raises(exporter.ExportError, match="allowed"):
+    with pytest.raises(ExportError, match="allowed"):
         forecast(dtype="int4", max_error=0.001)
 
 

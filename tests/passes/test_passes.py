@@ -18,7 +18,7 @@ from colibri.passes.tidy import tidy
 from colibri.reference.interpreter import run
 from colibri.runtime import engine
 from tests.graphs import FORMATS, constant, expert, graphs, linear
-from tests.test_export import RANDOM, rows
+from tests.pipeline.test_export import RANDOM, rows
 
 EXACT = {name: rewrite for name, rewrite in PASSES.items() if name != "affine"} | {"merge": merge_gates}
 

@@ -22,9 +22,9 @@ from colibri import exporter
 from colibri.build import targets
 from colibri.format import spec
 from colibri.ir import graph
-from tests.test_export import moe_graph
+from tests.pipeline.test_export import moe_graph
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def colibri_command(*args: object, module: str = "colibri.cli") -> subprocess.CompletedProcess[str]:
