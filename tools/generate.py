@@ -1,4 +1,4 @@
-"""Writes what follows from `colibri.format.spec` and other tables of the package: C headers, tables in the documents.
+"""Writer of what follows from `colibri.format` and other tables of the package: C headers, tables in the documents.
 
 python tools/generate.py          # names the files that are out of date
 python tools/generate.py --write  # and rewrites them
@@ -12,11 +12,14 @@ import sys
 import textwrap
 from pathlib import Path
 
-from colibri.format import spec
+from colibri.format import spec, tokenizer_spec
 from colibri.frontends.checkpoints import families
 from colibri.frontends.checkpoints.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))
+
+from tools import generate_tokenizer  # noqa: E402
 
 _C_TYPES = {"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "f32": "float"}
 
@@ -133,26 +136,29 @@ def _told(value: object) -> str:
 def generated(root: Path) -> dict[Path, str]:
     """Every generated file under the repository `root`, with the content it should have."""
     whole = {"engine/src/format.h": c_format(), "engine/src/error_text.h": c_error_text()}
-    parts = {
-        "engine/include/colibri.h": ("/*", "*/", "errors", c_errors()),
-        "docs/format.md": ("<!--", "-->", "records", doc_records()),
-        "docs/guide.md": ("<!--", "-->", "errors", doc_errors()),
-        "docs/routing.md": ("<!--", "-->", "families", doc_families()),
-    }
+    whole["engine/lm/tokenizer_format.h"] = generate_tokenizer.c_format()
+    parts = [
+        ("engine/include/colibri.h", "/*", "*/", "errors", c_errors()),
+        ("docs/format.md", "<!--", "-->", "records", doc_records()),
+        ("docs/format.md", "<!--", "-->", "tokenizer", generate_tokenizer.doc_records()),
+        ("docs/guide.md", "<!--", "-->", "errors", doc_errors()),
+        ("docs/routing.md", "<!--", "-->", "families", doc_families()),
+    ]
     files = {root / path: text for path, text in whole.items()}
-    for path, (left, right, name, text) in parts.items():
+    for path, left, right, name, text in parts:
         begin, end = f"{left} generated: {name} {right}", f"{left} end of {name} {right}"
-        old = (root / path).read_text(encoding="utf-8")
+        old = files.get(root / path) or (root / path).read_text(encoding="utf-8")
         if begin not in old or end not in old:
             raise ValueError(f"{path} lacks the lines {begin!r} and {end!r}")
         pattern = re.compile(re.escape(begin) + r".*?" + r"([ \t]*)" + re.escape(end), re.S)
         body = f"{begin}\n{text}\n"
         files[root / path] = pattern.sub(lambda m, body=body, end=end: f"{body}{m[1]}{end}", old)  # type: ignore[misc]
     format_page = root / "docs/format.md"
-    said = r"(`model\.bin`, format version )\d+"
-    if not re.search(said, files[format_page]):
-        raise ValueError(f"{format_page} does not say the format version of `model.bin`")
-    files[format_page] = re.sub(said, rf"\g<1>{spec.FORMAT_VERSION}", files[format_page])
+    for name, version in (("model", spec.FORMAT_VERSION), ("tokenizer", tokenizer_spec.FORMAT_VERSION)):
+        said = rf"(`{name}\.bin`, format version )\d+"
+        if not re.search(said, files[format_page]):
+            raise ValueError(f"{format_page} does not say the format version of `{name}.bin`")
+        files[format_page] = re.sub(said, rf"\g<1>{version}", files[format_page])
     return files
 
 

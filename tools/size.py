@@ -38,7 +38,8 @@ APART = ("src/error_text.h", "src/format.h", "src/inspect.c", "include/colibri_i
 # The optional host layer: its own library, counted apart.
 HOST = ("colibri_host.h", "colibri_ring.h", "pool.o", "map.o", "prefetch.o")
 # The optional tokenizer, its own library too.
-TOKENIZER = ("colibri_tokenizer.h", "tokenizer.o", "tokenizer_open.o", "tokenizer_split.o", "tokenizer_text.o")
+TOKENIZER = ("colibri_tokenizer.h", "tokenizer_decode.o", "tokenizer_encode.o", "tokenizer_merge.o",
+             "tokenizer_open.o", "tokenizer_split.o", "tokenizer_text.o")  # fmt: skip
 OPTIONAL = (*HOST, *TOKENIZER)
 STACK_FLAGS = " ".join(callgraph.FLAGS)
 

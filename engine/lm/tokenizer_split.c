@@ -1,11 +1,29 @@
 /* Cuts text: first at added tokens, then into the pieces of each stage's pattern. */
-#include "tokenizer.h"
+#include "tokenizer_split.h"
+
+/* Whether `steps` were left to spend. */
+static int spend(clb_budget *b, uint64_t steps)
+{
+    const int enough = b->left >= steps;
+    b->left -= enough ? steps : b->left;
+    return enough;
+}
+
+/* --- added tokens --- */
 
 /* Unicode's White_Space, which is closed. */
 static int is_space(uint32_t c)
 {
-    return (c >= 9 && c <= 13) || c == ' ' || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
-           c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+    static const uint16_t ranges[][2] = {
+        {0x9, 0xD},       {0x20, 0x20},     {0x85, 0x85},     {0xA0, 0xA0},     {0x1680, 0x1680},
+        {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000},
+    };
+    for (size_t n = 0; n < sizeof ranges / sizeof ranges[0]; ++n) {
+        if (c >= ranges[n][0] && c <= ranges[n][1]) {
+            return 1;
+        }
+    }
+    return 0;
 }
 
 /* Where the character that ends at `at` begins. */
@@ -37,36 +55,46 @@ static int stands_alone(const clb_finder *f, const clb_tok_node *node, size_t st
     if (!(node->flags & ADDED_SINGLE_WORD)) {
         return 1;
     }
-    return !(start > 0 && is_word_at(f, before(f->text, start))) && (last || !is_word_at(f, stop));
+    if (start > 0 && is_word_at(f, before(f->text, start))) {
+        return 0;
+    }
+    return last || !is_word_at(f, stop);
+}
+
+/* The node of this byte among `count` sorted ones from `first` on, or NULL. */
+static const clb_tok_node *child(const clb_tokenizer *t, uint32_t first, uint32_t count,
+                                 uint8_t byte, size_t *steps)
+{
+    while (count > 0) {
+        const uint32_t half = count / 2;
+        const clb_tok_node *middle = &t->nodes[first + half];
+        ++*steps;
+        if (middle->byte == byte) {
+            return middle;
+        }
+        first += middle->byte < byte ? half + 1 : 0;
+        count = middle->byte < byte ? count - half - 1 : half;
+    }
+    return NULL;
 }
 
 /* The longest added token at `at`: its node, or NULL; *length is its size in bytes. */
 static const clb_tok_node *longest(const clb_finder *f, size_t at, size_t *length, size_t *steps)
 {
     const clb_tok_header *h = f->t->head;
+    const size_t left = f->size - at;
+    const size_t most = left < h->added_bytes ? left : h->added_bytes;
     const clb_tok_node *found = NULL;
-    uint32_t first = f->normalised ? h->raw_nodes : 0, count = f->normalised ? h->normal_nodes : h->raw_nodes;
-    size_t n = 0;
-    while (at + n < f->size && n < h->added_bytes) {
-        const uint8_t byte = f->text[at + n];
-        while (count > 0) { /* children are sorted */
-            const uint32_t half = count / 2, middle = first + half;
-            ++*steps;
-            if (f->t->nodes[middle].byte == byte) {
-                first = middle;
-                break;
-            }
-            first = f->t->nodes[middle].byte < byte ? middle + 1 : first;
-            count = f->t->nodes[middle].byte < byte ? count - half - 1 : half;
-        }
-        if (count == 0) {
+    uint32_t first = f->normalised ? h->raw_nodes : 0;
+    uint32_t count = f->normalised ? h->normal_nodes : h->raw_nodes;
+    for (size_t n = 0; n < most; ++n) {
+        const clb_tok_node *node = child(f->t, first, count, f->text[at + n], steps);
+        if (node == NULL) {
             break;
         }
-        const clb_tok_node *node = &f->t->nodes[first];
-        ++n;
         if (node->token != CLB_NONE) {
             found = node;
-            *length = n;
+            *length = n + 1;
         }
         first = node->first;
         count = node->count;
@@ -74,74 +102,112 @@ static const clb_tok_node *longest(const clb_finder *f, size_t at, size_t *lengt
     return found;
 }
 
+/* To the next byte with which an added token begins, or the end. */
+static void skip_plain_text(clb_finder *f)
+{
+    const uint8_t *begins = f->t->begins[f->normalised];
+    size_t at = f->at;
+    while (at < f->size && !(begins[f->text[at] >> 3] >> (f->text[at] & 7) & 1)) {
+        ++at;
+    }
+    f->at = at;
+}
+
+typedef struct {
+    const clb_tok_node *node; /* NULL: none */
+    size_t start, stop;       /* the spaces it takes in included */
+} added_token;
+
+/* The spaces that the token takes in; 0 where the budget is spent. */
+static int take_spaces(const clb_finder *f, clb_budget *budget, added_token *token)
+{
+    const size_t stop = token->stop;
+    if (token->node->flags & ADDED_LSTRIP) {
+        while (token->start > f->done && is_space_at(f, before(f->text, token->start))) {
+            token->start = before(f->text, token->start);
+        }
+    }
+    if (!(token->node->flags & ADDED_RSTRIP)) {
+        return 1;
+    }
+    while (token->stop < f->size && is_space_at(f, token->stop)) {
+        token->stop += utf8_step(f->text + token->stop, f->text + f->size);
+    }
+    return spend(budget, token->stop - stop);
+}
+
+/* The added token at f->at, behind which the search goes on; 0 where the budget is spent. */
+static int find_here(clb_finder *f, clb_budget *budget, added_token *token)
+{
+    const size_t start = f->at;
+    size_t length = 0;
+    size_t steps = 1;
+    const clb_tok_node *node = longest(f, start, &length, &steps);
+    *token = (added_token){NULL, start, start + length};
+    if (!spend(budget, steps)) {
+        return 0;
+    }
+    f->at = node == NULL ? start + 1 : token->stop;
+    if (node == NULL || (node->flags & ADDED_SPECIAL && !f->special)) {
+        return 1;
+    }
+    if (!stands_alone(f, node, start, token->stop)) {
+        return 1;
+    }
+    token->node = node;
+    return take_spaces(f, budget, token);
+}
+
+/* The next added token; 0 where the budget is spent. */
+static int find_next(clb_finder *f, clb_budget *budget, added_token *token)
+{
+    *token = (added_token){NULL, f->size, f->size};
+    for (skip_plain_text(f); f->at < f->size; skip_plain_text(f)) {
+        if (!find_here(f, budget, token)) {
+            return 0;
+        }
+        if (token->node != NULL) {
+            return 1;
+        }
+    }
+    return 1;
+}
+
 int clb_next_part(clb_finder *f, clb_budget *budget, size_t *begin, size_t *end, uint32_t *token)
 {
-    const clb_tokenizer *t = f->t;
-    const uint8_t *begins = t->begins[f->normalised];
+    added_token found;
     *token = f->token;
     f->token = CLB_NONE;
     if (*token != CLB_NONE) {
         return 1;
     }
-    while (f->at < f->size) {
-        const uint8_t byte = f->text[f->at];
-        if (!(begins[byte >> 3] >> (byte & 7) & 1)) {
-            ++f->at;
-            continue;
-        }
-        size_t length = 0, steps = 1, start = f->at;
-        const clb_tok_node *node = longest(f, start, &length, &steps);
-        size_t stop = start + length;
-        if (!spend(budget, steps)) {
-            return 0;
-        }
-        f->at = node == NULL ? start + 1 : stop;
-        if (node == NULL || (node->flags & ADDED_SPECIAL && !f->special)) {
-            continue;
-        }
-        if (!stands_alone(f, node, start, stop)) {
-            continue;
-        }
-        if (node->flags & ADDED_LSTRIP) {
-            while (start > f->done && is_space_at(f, before(f->text, start))) {
-                start = before(f->text, start);
-            }
-        }
-        if (node->flags & ADDED_RSTRIP) {
-            const size_t from = stop;
-            while (stop < f->size && is_space_at(f, stop)) {
-                stop += utf8_step(f->text + stop, f->text + f->size);
-            }
-            if (!spend(budget, stop - from)) {
-                return 0;
-            }
-        }
-        *begin = f->done;
-        *end = start;
-        f->done = stop;
-        if (*begin < *end) {
-            f->token = node->token;
-            *token = CLB_NONE;
-        } else {
-            *token = node->token;
-        }
+    if (!find_next(f, budget, &found)) {
+        return 0;
+    }
+    const int last = found.node == NULL;
+    *begin = f->done;
+    *end = last ? f->size : found.start;
+    f->done = last ? f->size : found.stop;
+    if (*begin < *end) {
+        f->token = last ? CLB_NONE : found.node->token;
         return 1;
     }
-    *begin = f->done;
-    *end = f->size;
-    f->done = f->size;
-    return *begin < *end;
+    *token = last ? CLB_NONE : found.node->token;
+    return !last;
 }
 
-/* The end of the match at `begin`, or `begin`: none. *resume is where a search in vain may go on: a position is skipped
- * where a search begun there would be in the state this one was in. */
-static size_t match(const clb_tokenizer *t, uint32_t stage, const uint8_t *text, size_t begin, size_t end,
-                    clb_budget *budget, size_t *resume)
+/* --- patterns --- */
+
+/* The end of the match at `begin`, or `begin`: none. *resume is where a search in vain may go on: a
+ * position is skipped where a search begun there would be in the state this one was in. */
+static size_t match(const clb_tokenizer *t, uint32_t stage, const uint8_t *text, size_t begin,
+                    size_t end, clb_budget *budget, size_t *resume)
 {
     const uint16_t *table = t->tables[stage];
     const uint32_t columns = t->head->classes + 1;
     uint32_t state = 1;
-    size_t at = begin, last = begin;
+    size_t at = begin;
+    size_t last = begin;
     int skipping = 1;
     *resume = begin;
     while (at < end) {
@@ -166,21 +232,19 @@ static size_t match(const clb_tokenizer *t, uint32_t stage, const uint8_t *text,
     if (*resume == begin) {
         *resume = begin + utf8_step(text + begin, text + end);
     }
-    if (!spend(budget, at - begin + 1)) {
-        last = end;
-    }
-    return last;
+    return spend(budget, at - begin + 1) ? last : end;
 }
 
-size_t clb_next_piece(const clb_tokenizer *t, uint32_t stage, const uint8_t *text, size_t begin, size_t end,
-                      clb_budget *budget, int *keep)
+size_t clb_next_piece(const clb_tokenizer *t, uint32_t stage, const uint8_t *text, size_t begin,
+                      size_t end, clb_budget *budget, int *keep)
 {
-    size_t resume, last = match(t, stage, text, begin, end, budget, &resume);
+    size_t resume;
+    const size_t last = match(t, stage, text, begin, end, budget, &resume);
     if (last > begin) {
-        *keep = t->stages[stage].keep != DROP_MATCHES;
+        *keep = t->stages[stage].keep != KEEP_GAPS;
         return last;
     }
-    *keep = t->stages[stage].keep != DROP_GAPS;
+    *keep = t->stages[stage].keep != KEEP_MATCHES;
     while (resume < end) {
         const size_t at = resume;
         if (match(t, stage, text, at, end, budget, &resume) > at) {

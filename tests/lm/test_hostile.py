@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken
 
-from colibri.format import spec
+from colibri.format import spec, tokenizer_spec
 from colibri.text import tokenizer_bin
 from tests.engine.conftest import compile_c, compiler
 from tests.text import kinds
@@ -22,7 +22,9 @@ from tools import size
 
 BASES = ("qwen2", "llama2", "deepseek_v2", "gpt2_prefix")
 ALL_BASES = (*BASES, "gpt2_cut", "metaspace_cut")
-HEADER = tokenizer_bin.HEADER_BYTES
+HEADER = tokenizer_spec.HEADER.bytes
+HEADER_FIELDS = dict(tokenizer_spec.HEADER.dtype.fields or {})
+VERSION, TOTAL = HEADER_FIELDS["version"][1], HEADER_FIELDS["total_bytes"][1]
 TEXT = (
     kinds.SCRIPTS[:700] + "".join(kinds.FRAGMENTS) + "a" * 200 + " " * 100 + "e\u0301" * 40
 ).encode() + b"\xff\xc0\x80"
@@ -99,7 +101,7 @@ def test_every_flipped_header_bit_is_named(fuzz: Fuzz) -> None:
     data = fuzz.image("qwen2")
     cases = [Case("qwen2", len(data), False, ((bit // 8, data[bit // 8] ^ 1 << bit % 8),)) for bit in range(HEADER * 8)]
     for bit, result in enumerate(fuzz(cases)):
-        assert result == ["VERSION" if 64 <= bit < 96 else "TOKENIZER"], f"bit {bit}"
+        assert result == ["VERSION" if VERSION <= bit // 8 < TOTAL else "TOKENIZER"], f"bit {bit}"
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -108,7 +110,7 @@ def test_truncations_are_named(fuzz: Fuzz, base: str) -> None:
     sizes = sorted({*range(HEADER + 64), *range(HEADER, whole, 997), whole - 1})
     assert {r[0] for r in fuzz([Case(base, n) for n in sizes])} == {"TRUNCATED"}
     # The header owns up to the truncation.
-    owned = [Case(base, n, True, tuple(enumerate(struct.pack("<I", n), 12))) for n in sizes if n >= HEADER]
+    owned = [Case(base, n, True, tuple(enumerate(struct.pack("<I", n), TOTAL))) for n in sizes if n >= HEADER]
     assert {r[0] for r in fuzz(owned)} == {"TOKENIZER"}
 
 
@@ -176,26 +178,29 @@ def test_many_hostile_files_stay_inside_their_memory(fuzz: Fuzz, base: str) -> N
 # --- by structure -----------------------------------------------------------------------------------------------------
 
 REFUSALS = ("VOCABULARY", "ADDED_TOKEN", "PATTERN", "NORMAL_FORM")
-NODE, MERGE, RECORD = "IIHBB", "IIII", "BBHI"
-NONE = 0xFFFFFFFF
+LETTERS = {"u8": "B", "u16": "H", "u32": "I"}
+COUNTS = range(HEADER_FIELDS["flags"][1], HEADER_FIELDS["body_crc"][1], 4)  # where the header's other fields are
+
+
+def header(data: bytes) -> dict[str, int]:
+    return {
+        name: struct.unpack_from("<I", data, HEADER_FIELDS[name][1])[0] for name in HEADER_FIELDS if name != "magic"
+    }
+
+
+def fields_of(section: tokenizer_spec.Section) -> str:
+    """The fields of an element, as struct knows them."""
+    record = tokenizer_spec.RECORDS.get(section.type)
+    return "".join(LETTERS[f.type] for f in record.fields) if record else LETTERS[section.type]
 
 
 def sections(data: bytes) -> dict[str, tuple[int, int, str]]:
     """Where each section begins, how many elements it has, and the fields of one."""
-    (flags, vocab, text_bytes, _, slots, probes, merge_slots, merge_probes, before, after, eos, _, nodes, _, _, _, _,
-     blocks, stages, entries, nfc_blocks, records, points, pairs) = struct.unpack_from("<24I", data, 16)  # fmt: skip
-    shapes = {
-        "starts": (vocab + 1, "I"), "kinds": (vocab, "B"), "bytes": (text_bytes, "B"), "hash": (slots + probes, "I"),
-        "merges": (merge_slots + merge_probes, MERGE), "byte_ids": (256, "I"), "ids": (before + after + eos, "I"),
-        "nodes": (nodes, NODE), "class_index": (0x1100, "B"), "class_blocks": (blocks * 256, "B"),
-        "words": (256, "B"), "stages": (stages, "II"), "tables": (entries, "H"),
-    }  # fmt: skip
-    if flags & tokenizer_bin.FLAGS["nfc"]:
-        shapes |= {"nfc_index": (0x1100, "B"), "nfc_blocks": (nfc_blocks * 256, "H"), "records": (records, RECORD),
-                   "points": (points, "I"), "pairs": (pairs, "III")}  # fmt: skip
+    head = header(data)
     places, at = {}, HEADER
-    for name, (count, fields) in shapes.items():
-        places[name] = (at, count, fields)
+    for section in tokenizer_spec.SECTIONS:
+        count, fields = section.count(head), fields_of(section)
+        places[section.name] = (at, count, fields)
         at += -(-count * struct.calcsize("<" + fields) // 8) * 8
     assert at == len(data)
     return {name: place for name, place in places.items() if place[1] > 0}
@@ -221,7 +226,7 @@ def mutated(data: bytes, base: str, chance: random.Random) -> Case:
     patches: list[tuple[int, int]] = []
     for _ in range(chance.choice((1, 1, 2, 3, 8))):
         if chance.random() < 0.1:  # a field of the header
-            at = 16 + 4 * chance.randrange(24)
+            at = COUNTS[chance.randrange(len(COUNTS))]
             patches += enumerate(struct.pack("<I", near(chance, struct.unpack_from("<I", data, at)[0], 32)), at)
             continue
         name = chance.choice(interesting if chance.random() < 0.5 else [*places])
@@ -232,7 +237,7 @@ def mutated(data: bytes, base: str, chance: random.Random) -> Case:
         _, other = element(data, place, chance.randrange(place[1]))  # a value that is right elsewhere
         values[field] = other[field] if chance.random() < 0.3 else near(chance, values[field], bits)
         if name == "nodes" and chance.random() < 0.5:  # another token ends here
-            values[1], values[4] = chance.randrange(struct.unpack_from("<I", data, 20)[0]), chance.randrange(16)
+            values[1], values[4] = chance.randrange(header(data)["vocab"]), chance.randrange(16)
         patches += enumerate(struct.pack("<" + place[2], *values), at)
     return Case(base, len(data), True, tuple(patches), searched(chance), chance.choice((20, 60, 1000, 5000)))
 
@@ -284,7 +289,7 @@ def cut_characters(data: bytes, base: str, chance: random.Random) -> Case:
         at, values = element(data, place, chance.randrange(place[1]))
         begins = values[3] in (0xC2, 0xC3) and chance.random() < 0.5
         byte = chance.choice((0xA0, 0xA9, 0x96, 0x9F)) if begins else values[3]
-        patches += enumerate(struct.pack("<" + NODE, values[0], 1, values[2], byte, chance.randrange(16)), at)
+        patches += enumerate(struct.pack("<" + place[2], values[0], 1, values[2], byte, chance.randrange(16)), at)
     text = "".join(chance.choices([*ADDED_RAW, *ADDED_NORMAL, "▁", "aaaa", " "], k=chance.randrange(1, 4))).encode()
     return Case(base, len(data), True, tuple(patches), text, chance.choice((20, 40, 60, 20 * len(text))))
 
@@ -292,7 +297,7 @@ def cut_characters(data: bytes, base: str, chance: random.Random) -> Case:
 def node_at(data: bytes, normalised: bool, path: bytes) -> int:
     """The number of the node that a path through one of the tries ends at."""
     nodes = sections(data)["nodes"]
-    raw, normal = struct.unpack_from("<2I", data, 68)
+    raw, normal = header(data)["raw_nodes"], header(data)["normal_nodes"]
     first, count = (raw, normal) if normalised else (0, raw)
     found = -1
     for byte in path:
@@ -301,7 +306,7 @@ def node_at(data: bytes, normalised: bool, path: bytes) -> int:
     return found
 
 
-LSTRIP, SINGLE_WORD = 1, 4
+LSTRIP, SINGLE_WORD = tokenizer_spec.ADDED["lstrip"], tokenizer_spec.ADDED["single_word"]
 CRAFTED = {  # what happened without bounds: the tokenizer, nodes (normalised, path, byte there, flags), text, scratch
     "a read before the text": ("gpt2_cut", [(False, b"\xc2", 0xC2, 0), (True, b"X", 0x58, LSTRIP)], "\u00a0X", 1000),
     "a read behind the text": ("gpt2_cut", [(False, b"\xc2", 0xC2, SINGLE_WORD)], "\u00a0", 1000),
@@ -316,9 +321,10 @@ def test_crafted_added_tokens(fuzz: Fuzz, unproven: Fuzz, case: str) -> None:
     base, changed, text, scratch = CRAFTED[case]
     data = fuzz.image(base)
     patches: list[tuple[int, int]] = []
+    nodes = sections(data)["nodes"]
     for normalised, path, byte, flags in changed:
-        at, (first, _, count, _, _) = element(data, sections(data)["nodes"], node_at(data, normalised, path))
-        patches += enumerate(struct.pack("<" + NODE, first, 1, count, byte, flags), at)
+        at, (first, _, count, _, _) = element(data, nodes, node_at(data, normalised, path))
+        patches += enumerate(struct.pack("<" + nodes[2], first, 1, count, byte, flags), at)
     crafted = Case(base, len(data), True, tuple(patches), text.encode(), scratch)
     assert fuzz([crafted]) == [["ADDED_TOKEN"]]
     assert unproven([crafted])[0][0] == "OK"

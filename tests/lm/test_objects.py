@@ -53,4 +53,5 @@ def test_its_header_stands_alone_in_c11_and_cpp() -> None:
 
 
 def test_it_stays_small() -> None:
-    assert 0 < sum(size.tokenizer_lines().values()) < 1350
+    # Lines of at most 100 columns with one declaration each; about 160 of them are the generated format.
+    assert 0 < sum(size.tokenizer_lines().values()) < 1800

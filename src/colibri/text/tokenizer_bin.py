@@ -1,4 +1,4 @@
-"""Writes tokenizer.bin, the tokenizer for C, from a Hugging Face tokenizer.json; docs/format.md describes the bytes.
+"""Writer of tokenizer.bin, the tokenizer for C, from a Hugging Face tokenizer.json; docs/format.md describes the bytes.
 
 What the C tokenizer (`engine/lm`) does not do exactly as the `tokenizers` library is refused by name.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import struct
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,34 +18,16 @@ import numpy as np
 
 from colibri.common.names import brief
 from colibri.errors import ExportError
+from colibri.format import tokenizer_spec
 from colibri.format.spec import NONE, align
+from colibri.format.tokenizer_spec import ADDED, FLAG, HEADER, KEEP, POINT, RANGES, SECTION, SECTIONS, TOKEN
 from colibri.text import split_regex, unicode_probe
 from colibri.text.split_regex import Alphabet, Alt, Cat, Node, Repeat, Set
-
-MAGIC = b"CLBTOKEN"
-FORMAT_VERSION = 1
-HEADER_BYTES = 128
-
-FLAGS = {
-    "byte_level": 1,  # symbols begin as bytes; else as characters, or as bytes where the vocabulary lacks one
-    "metaspace": 2,  # U+2581 stands for a space, in the vocabulary and in text
-    "nfc": 4,
-    "prefix_always": 8,  # a space goes before every piece of text between added tokens
-    "prefix_missing": 16,  # but not where the piece begins with one
-    "prefix_start": 32,  # and only where the piece is the text's start
-    "strip_one": 64,  # decoding takes one space off the start of the output
-    "strip_first": 128,  # decoding takes all spaces out of the first token
-}
-SPECIAL, WHOLE, PRESENT = 1, 2, 4  # of a token: control token; a piece with its bytes is this token; it exists
-LSTRIP, RSTRIP, SINGLE_WORD, CONTROL = 1, 2, 4, 8  # of an added token
-KEEP_ALL, DROP_MATCHES, DROP_GAPS = 0, 1, 2  # of a stage
-MOST_STAGES, MOST_ADDED_BYTES, MOST_PROBES = 8, 255, 255
 
 NEVER_BYTES = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))  # in no valid UTF-8
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 METASPACE = "\u2581"
-HASH = 0x85EBCA6B
 
 
 def refuse(what: str) -> ExportError:
@@ -117,7 +98,7 @@ def _pre_tokenizer(spec: dict[str, Any], plan: _Plan) -> None:
                     raise refuse("the tokenizer adds a space to the pieces of an earlier pre-tokenizer")
                 plan.flags |= {"prefix_always", "prefix_missing"}
             if part.get("use_regex", True):
-                plan.stages.append((split_regex.parse(GPT2), KEEP_ALL, GPT2))
+                plan.stages.append((split_regex.parse(GPT2), KEEP["all"], GPT2))
         elif kind == "Metaspace":
             if place > 0 or part.get("replacement", METASPACE) != METASPACE or "metaspace" in plan.flags:
                 raise refuse(f"the tokenizer has the pre-tokenizer {_told(part)} in an unusual place or form")
@@ -126,16 +107,16 @@ def _pre_tokenizer(spec: dict[str, Any], plan: _Plan) -> None:
             if scheme != "never":
                 plan.flags |= {"prefix_always", "prefix_missing"} | ({"prefix_start"} if scheme == "first" else set())
             if part.get("split", True):
-                plan.stages.append((_merged(Set("\\x{2581}"), next_=True), KEEP_ALL, METASPACE))
+                plan.stages.append((_merged(Set("\\x{2581}"), next_=True), KEEP["all"], METASPACE))
         elif kind == "Digits":
             digit: Node = Set(unicode_probe.DIGITS)
             whole = digit if part.get("individual_digits", False) else Repeat(digit, 1, None)
-            plan.stages.append((whole, KEEP_ALL, "Digits"))
+            plan.stages.append((whole, KEEP["all"], "Digits"))
         elif kind == "Split":
             _split(part, plan)
         else:
             raise refuse(f"the tokenizer has the pre-tokenizer {_told(part)}")
-    if len(plan.stages) > MOST_STAGES - 1:
+    if len(plan.stages) > tokenizer_spec.MOST_STAGES - 1:
         raise refuse(f"the tokenizer cuts text in {len(plan.stages)} stages")
 
 
@@ -143,9 +124,9 @@ def _split(part: dict[str, Any], plan: _Plan) -> None:
     ((kind, pattern),) = part["pattern"].items()
     behavior, invert = part["behavior"], part.get("invert", False)
     node = split_regex.parse(pattern) if kind == "Regex" else split_regex.literal(pattern)
-    keep = KEEP_ALL
+    keep = KEEP["all"]
     if behavior == "Removed":
-        keep = DROP_GAPS if invert else DROP_MATCHES
+        keep = KEEP["matches" if invert else "gaps"]
     elif behavior in ("MergedWithPrevious", "MergedWithNext", "Contiguous"):
         if not isinstance(node, Set):
             raise refuse(f"the tokenizer has {_told(part)}, a {behavior} split on more than one character")
@@ -269,7 +250,7 @@ class _Writer:
         self.spec, self.library, self.bos, self.eos = spec, library, bos, eos
         self.model: dict[str, Any] = spec["model"]
         self.plan = _Plan()
-        self.sections: list[bytes] = []
+        self.sections: dict[str, np.ndarray[Any, Any]] = {}
 
     def write(self) -> bytes:
         self.check_model()
@@ -289,7 +270,7 @@ class _Writer:
         ids = {*self.vocab.values(), *(a["id"] for a in self.added)}
         self.text: dict[int, str] = {i: self.library.id_to_token(i) for i in ids}
         self.size = max(self.text, default=-1) + 1
-        if not 0 < self.size < 1 << 24 or len(set(self.vocab.values())) != len(self.vocab):
+        if not 0 < self.size <= RANGES["vocab"][1] or len(set(self.vocab.values())) != len(self.vocab):
             raise refuse("the vocabulary is empty, has over 16 million ids, or has an id twice")
         for i in (*before, *after, *self.eos, *([] if self.bos is None else [self.bos])):
             if i not in self.text:
@@ -297,35 +278,45 @@ class _Writer:
         self.merges = self.read_merges()
         self.add_safe_cuts()
 
-        head: dict[str, int] = {"flags": sum(FLAGS[name] for name in plan.flags), "vocab": self.size}
+        head: dict[str, int] = {"flags": sum(FLAG[name] for name in plan.flags), "vocab": self.size}
         head |= self.tokens()
         head |= self.merge_table()
-        self.put(np.array(self.byte_ids(), "<u4"))
-        self.put(np.array([*before, *after, *self.eos], "<u4"))
+        self.put("byte_ids", self.byte_ids())
+        self.put("ids", [*before, *after, *self.eos])
         head |= {"before": len(before), "after": len(after), "eos": len(self.eos)}
         head |= {"bos": NONE if self.bos is None else self.bos}
         head |= self.added_tokens()
         head |= self.patterns()
         head |= self.normalization()
-        body = b"".join(self.sections)
-        names = [
-            "flags", "vocab", "text_bytes", "longest", "hash_slots", "hash_probes", "merge_slots", "merge_probes",
-            "before", "after", "eos", "bos", "nodes", "raw_nodes", "normal_nodes", "added_bytes", "classes", "blocks",
-            "stages", "entries", "nfc_blocks", "nfc_records", "nfc_points", "nfc_pairs",
-        ]  # fmt: skip
-        total = HEADER_BYTES + len(body)
-        if total >= 1 << 32:
-            raise refuse("the tokenizer takes more than 4 GB")
-        header = MAGIC + struct.pack("<2I", FORMAT_VERSION, total)
-        header += struct.pack(f"<{len(names)}I", *(head.pop(name) for name in names))
-        assert not head
-        header += struct.pack("<I", zlib.crc32(body)) + bytes(HEADER_BYTES - 4 - len(header) - 4)
-        return header + struct.pack("<I", zlib.crc32(header)) + body
+        return self.file(head)
 
-    def put(self, data: bytes | np.ndarray[Any, Any]) -> None:
-        """Append a section, at a multiple of 8 bytes."""
-        data = data if isinstance(data, bytes) else data.tobytes()
-        self.sections.append(data + bytes(-len(data) % 8))
+    def put(self, name: str, data: bytes | np.ndarray[Any, Any] | Sequence[Any]) -> None:
+        """Keep a section's elements."""
+        plain = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+        self.sections[name] = np.asarray(plain, SECTION[name].dtype).reshape(-1)
+
+    def file(self, head: dict[str, int]) -> bytes:
+        """The header, its counts and checksums filled in, and the sections in their order, each at a multiple of 8."""
+        for name, (least, most) in RANGES.items():
+            if not least <= head[name] <= most:
+                raise refuse(f"the tokenizer has {name} {head[name]:,}, not {least:,} to {most:,}")
+        body = b""
+        for section in SECTIONS:
+            elements = self.sections.pop(section.name, np.zeros(0, section.dtype))
+            assert len(elements) == section.count(head), section.name
+            body += elements.tobytes()
+            body += bytes(-len(body) % 8)
+        assert not self.sections
+        total = HEADER.bytes + len(body)
+        if total > tokenizer_spec.MAX_BYTES:
+            raise refuse("the tokenizer takes more than 4 GB")
+        header = np.zeros((), HEADER.dtype)
+        header["magic"] = np.frombuffer(tokenizer_spec.MAGIC, np.uint8)
+        head |= {"version": tokenizer_spec.FORMAT_VERSION, "total_bytes": total, "body_crc": zlib.crc32(body)}
+        for name, value in head.items():
+            header[name] = value
+        header["header_crc"] = zlib.crc32(header.tobytes()[:-4])
+        return header.tobytes() + body
 
     def check_model(self) -> None:
         model = self.model
@@ -352,7 +343,7 @@ class _Writer:
         if all(METASPACE not in self.text[token].lstrip(METASPACE) for _, token in self.merges.values()):
             space, other = Set("\\x{2581}"), Repeat(Set("\\x{2581}", True), 0, None)
             cut = Alt((Cat((Repeat(space, 1, None), other)), Repeat(Set("\\x{2581}", True), 1, None)))
-            self.plan.stages.append((cut, KEEP_ALL, "cuts between words"))
+            self.plan.stages.append((cut, KEEP["all"], "cuts between words"))
 
     def tokens(self) -> dict[str, int]:
         """Bytes and kind of each token, and the index of those that text can be."""
@@ -362,8 +353,8 @@ class _Writer:
             raise refuse("the tokenizer has ignore_merges without byte-level symbols")
         decoded = [plan.decode(self.text[i]) if i in self.text else b"" for i in range(self.size)]
         kinds = np.zeros(self.size, np.uint8)
-        kinds[list(self.text)] = PRESENT
-        kinds[[a["id"] for a in self.added if a["special"]]] |= SPECIAL
+        kinds[list(self.text)] = TOKEN["present"]
+        kinds[[a["id"] for a in self.added if a["special"]]] |= TOKEN["special"]
         letters = byte_alphabet()
         byte_level, metaspace = "byte_level" in plan.flags, "metaspace" in plan.flags
         indexed: list[tuple[bytes, int]] = []
@@ -381,7 +372,7 @@ class _Writer:
             if not key:
                 continue
             if ignore_merges or [token.id for token in tokenize(text)] == [i]:
-                kinds[i] |= WHOLE
+                kinds[i] |= TOKEN["whole"]
                 longest = max(longest, len(key))
                 indexed.append((key, i))
             elif not byte_level and len(text) == 1:
@@ -389,30 +380,33 @@ class _Writer:
         # A piece is compared with a token's bytes, so those are the key, whatever decoding would make of the token.
         for key, i in indexed:
             if decoded[i] != key:
-                if kinds[i] & SPECIAL or not re.fullmatch(b"<0x..>", key):
+                if kinds[i] & TOKEN["special"] or not re.fullmatch(b"<0x..>", key):
                     raise refuse(f"the token {self.text[i]!r} is decoded to other bytes than it is encoded from")
-                kinds[i] &= ~np.uint8(WHOLE)
+                kinds[i] &= ~np.uint8(TOKEN["whole"])
         indexed = [(key, i) for key, i in indexed if decoded[i] == key]
-        starts = np.zeros(self.size + 1, "<u4")
+        starts = np.zeros(self.size + 1, np.uint32)
         starts[1:] = np.cumsum([len(d) for d in decoded])
-        self.put(starts)
-        self.put(kinds)
-        self.put(b"".join(decoded))
+        self.put("starts", starts)
+        self.put("kinds", kinds)
+        self.put("bytes", b"".join(decoded))
         hashes = np.array([_hash(key) for key, _ in indexed], np.uint64)
         places, slots, probes = _place(hashes)
-        table = np.full(slots + probes, NONE, "<u4")
+        table = np.full(slots + probes, NONE, np.uint32)
         table[places] = [i for _, i in indexed]
-        self.put(table)
+        self.put("hash", table)
         return {"text_bytes": int(starts[-1]), "longest": longest, "hash_slots": slots, "hash_probes": probes}
 
     def merge_table(self) -> dict[str, int]:
         pairs = np.array([(*pair, *found) for pair, found in self.merges.items()], np.uint64).reshape(-1, 4)
-        mixed = (pairs[:, 0] * np.uint64(0x9E3779B1) + pairs[:, 1] * np.uint64(HASH)) & np.uint64(0xFFFFFFFF)
-        mixed = ((mixed ^ mixed >> np.uint64(15)) * np.uint64(0x2C1B3C6D)) & np.uint64(0xFFFFFFFF)
+        left, right = np.uint64(tokenizer_spec.MERGE_LEFT), np.uint64(tokenizer_spec.MERGE_RIGHT)
+        low = np.uint64(0xFFFFFFFF)
+        mixed = (pairs[:, 0] * left + pairs[:, 1] * right) & low
+        mixed = ((mixed ^ mixed >> np.uint64(15)) * np.uint64(tokenizer_spec.MERGE_MIX)) & low
         places, slots, probes = _place(mixed ^ mixed >> np.uint64(16))
-        table = np.full((slots + probes, 4), NONE, "<u4")
-        table[places] = pairs
-        self.put(table)
+        table = np.full(slots + probes, NONE, SECTION["merges"].dtype)
+        for column, name in enumerate(("left", "right", "rank", "result")):
+            table[name][places] = pairs[:, column]
+        self.put("merges", table)
         return {"merge_slots": slots, "merge_probes": probes}
 
     def byte_ids(self) -> list[int]:
@@ -451,10 +445,9 @@ class _Writer:
                 raw[token["content"].encode()] = token
         nodes, (raw_nodes, normal_nodes) = _tries(raw, normal)
         longest = max(map(len, [*raw, *normal]), default=0)
-        if longest > MOST_ADDED_BYTES:
+        if longest > tokenizer_spec.MOST_ADDED_BYTES:
             raise refuse(f"an added token has {longest} bytes")
-        layout = np.dtype([("first", "<u4"), ("token", "<u4"), ("count", "<u2"), ("byte", "u1"), ("flags", "u1")])
-        self.put(np.array(nodes, layout))
+        self.put("nodes", nodes)
         return {"nodes": len(nodes), "raw_nodes": raw_nodes, "normal_nodes": normal_nodes, "added_bytes": longest}
 
     def patterns(self) -> dict[str, int]:
@@ -470,19 +463,19 @@ class _Writer:
         if "metaspace" in self.plan.flags:
             classes = classes.copy()
             classes[ord(" ")] = classes[ord(METASPACE)]  # which is what patterns see in its place
-        blocks, index = np.unique(classes.reshape(-1, 256), axis=0, return_inverse=True)
-        if len(blocks) > 256:
+        blocks, index = np.unique(classes.reshape(-1, tokenizer_spec.BLOCK_SIZE), axis=0, return_inverse=True)
+        if len(blocks) > RANGES["blocks"][1]:
             raise refuse(f"the tokenizer's patterns need {len(blocks)} blocks of characters")
         attributes = np.zeros(256, np.uint8)
         if words:
             column = alphabet.names.index(unicode_probe.WORD)
             attributes[: alphabet.size] = [row[column] for row in alphabet.members]
-        self.put(index.astype(np.uint8))
-        self.put(blocks)
-        self.put(attributes)
-        self.put(np.array([(len(t), keep) for t, (_, keep, _) in zip(tables, stages, strict=True)], "<u4"))
+        self.put("class_index", index)
+        self.put("class_blocks", blocks)
+        self.put("words", attributes)
+        self.put("stages", [(len(t), keep) for t, (_, keep, _) in zip(tables, stages, strict=True)])
         entries = np.concatenate([t.reshape(-1) for t in tables]) if tables else np.zeros(0, np.uint16)
-        self.put(entries.astype("<u2"))
+        self.put("entries", entries)
         return {"classes": alphabet.size, "blocks": len(blocks), "stages": len(stages), "entries": len(entries)}
 
     def check(self, alphabet: Alphabet, tables: list[Any]) -> None:
@@ -518,28 +511,27 @@ class _Writer:
             return {"nfc_blocks": 0, "nfc_records": 0, "nfc_points": 0, "nfc_pairs": 0}
         tables = unicode_probe.normalization()
         points: list[int] = []
-        records: list[tuple[int, int, int, int]] = [(0, 1, 0, 0)]
+        records: list[tuple[int, int, int, int]] = [(0, POINT["stands"], 0, 0)]
         numbers: dict[tuple[int, int, int, int], int] = {records[0]: 0}
-        of_point = np.zeros(unicode_probe.CODE_POINTS, "<u2")
+        of_point = np.zeros(unicode_probe.CODE_POINTS, np.uint16)
         seconds = {second for _, second in tables.pairs} | {*range(0x1161, 0x1176), *range(0x11A8, 0x11C3)}
         for point in sorted({*tables.decompositions, *tables.order, *seconds}):
             parts = tables.decompositions.get(point, ())
             first = parts[0] if parts else point
             stands = first not in tables.order and first not in seconds
-            record = (tables.order.get(point, 0), stands + 2 * (point in tables.changed), len(parts), len(points))
-            if not parts:
-                record = (*record[:3], 0)
+            flags = POINT["stands"] * stands + POINT["changed"] * (point in tables.changed)
+            record = (tables.order.get(point, 0), flags, len(parts), len(points) if parts else 0)
             points += parts
             if record not in numbers:
                 numbers[record] = len(records)
                 records.append(record)
             of_point[point] = numbers[record]
-        blocks, index = np.unique(of_point.reshape(-1, 256), axis=0, return_inverse=True)
-        self.put(index.astype(np.uint8))
-        self.put(blocks)
-        self.put(np.array(records, np.dtype([("order", "u1"), ("flags", "u1"), ("count", "<u2"), ("first", "<u4")])))
-        self.put(np.array(points, "<u4"))
-        self.put(np.array([(*pair, whole) for pair, whole in sorted(tables.pairs.items())], "<u4"))
+        blocks, index = np.unique(of_point.reshape(-1, tokenizer_spec.BLOCK_SIZE), axis=0, return_inverse=True)
+        self.put("nfc_index", index)
+        self.put("nfc_blocks", blocks)
+        self.put("records", records)
+        self.put("points", points)
+        self.put("pairs", [(*pair, whole) for pair, whole in sorted(tables.pairs.items())])
         return {"nfc_blocks": len(blocks), "nfc_records": len(records), "nfc_points": len(points),
                 "nfc_pairs": len(tables.pairs)}  # fmt: skip
 
@@ -564,8 +556,7 @@ def _tries(*tries: dict[bytes, dict[str, Any]]) -> tuple[list[tuple[int, int, in
                 ends = next((token for key, token in below.items() if len(key) == depth + 1), None)
                 flags = 0
                 if ends is not None:
-                    flags = LSTRIP * ends["lstrip"] | RSTRIP * ends["rstrip"] | SINGLE_WORD * ends["single_word"]
-                    flags |= CONTROL * ends["special"]
+                    flags = sum(ADDED[name] for name in ADDED.meanings if ends[name])
                 following.append((len(nodes), depth + 1, below))
                 nodes.append((0, NONE if ends is None else ends["id"], 0, byte, flags))
         level = following
@@ -574,11 +565,11 @@ def _tries(*tries: dict[bytes, dict[str, Any]]) -> tuple[list[tuple[int, int, in
 
 def _hash(key: bytes) -> int:
     """FNV-1a with a last mix, 32 bits."""
-    h = 0x811C9DC5
+    h, prime = tokenizer_spec.HASH_BASIS, tokenizer_spec.HASH_PRIME
     for byte in key:
-        h = ((h ^ byte) * 0x01000193) & 0xFFFFFFFF
-    h ^= h >> 16
-    return (h * HASH & 0xFFFFFFFF) ^ (h * HASH & 0xFFFFFFFF) >> 13
+        h = ((h ^ byte) * prime) & 0xFFFFFFFF
+    h = (h ^ h >> 16) * tokenizer_spec.HASH_MIX & 0xFFFFFFFF
+    return h ^ h >> 13
 
 
 def _place(hashes: np.ndarray[Any, np.dtype[np.uint64]]) -> tuple[np.ndarray[Any, Any], int, int]:
@@ -594,7 +585,7 @@ def _place(hashes: np.ndarray[Any, np.dtype[np.uint64]]) -> tuple[np.ndarray[Any
         steps = np.arange(len(home))
         sorted_places = np.maximum.accumulate(home[order] - steps) + steps
         probes = int((sorted_places - home[order]).max(initial=0)) + 1
-        if probes <= MOST_PROBES:
+        if probes <= tokenizer_spec.MOST_PROBES:
             places = np.empty(len(home), np.int64)
             places[order] = sorted_places
             return places, slots, align(probes, 2)
