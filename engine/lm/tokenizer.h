@@ -1,6 +1,6 @@
 /* The open tokenizer: where the sections of its tokenizer.bin are. tokenizer_open.c has proven that
- * no number in them leads outside them. The files build on one another in this order:
- * tokenizer_open.c, _text.c, _split.c, _merge.c, then _encode.c and _decode.c. */
+ * no number in them leads outside them. Each file uses only those before it: tokenizer_text.c (its
+ * characters), _open.c (the proof), _split.c, _merge.c, _encode.c and _decode.c. */
 #ifndef COLIBRI_LM_TOKENIZER_H
 #define COLIBRI_LM_TOKENIZER_H
 

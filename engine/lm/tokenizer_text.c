@@ -66,8 +66,7 @@ static size_t utf8_write(uint32_t c, uint8_t *out)
     return 4;
 }
 
-/* --- NFC, Unicode Standard Annex 15
- * --------------------------------------------------------------------------------- */
+/* --- NFC, Unicode Standard Annex 15 --- */
 
 /* Hangul syllables: where leading consonants, vowels and trailing consonants begin, and how many
  * there are. */
@@ -155,7 +154,7 @@ static uint32_t next_point(const clb_tokenizer *t, const uint8_t *text, size_t e
     return found;
 }
 
-/* The pair (a, b), or NULL. */
+/* The pair of `a` and `b`, NULL where they do not compose. */
 static const clb_tok_pair *find_pair(const clb_tokenizer *t, uint32_t a, uint32_t b)
 {
     size_t low = 0;

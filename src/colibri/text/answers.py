@@ -1,4 +1,4 @@
-"""What a chat model says, taken apart: the answer, and what it thought before it gave one.
+"""Answers of chat models, told from what the model thought before it gave one.
 
 Models mark their thinking with tokens of their own. Some put it between a pair of tokens (`<think>` … `</think>`);
 those of the GPT-OSS family send messages on channels, `<|channel|>analysis<|message|>…<|end|>` and at last
