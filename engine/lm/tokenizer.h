@@ -3,7 +3,7 @@
 #define COLIBRI_LM_TOKENIZER_H
 
 #include "colibri_tokenizer.h"
-#include "format.h"
+#include "format/format.h"
 
 #include <string.h>
 

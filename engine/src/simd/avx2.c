@@ -1,12 +1,12 @@
 /* AVX2 and F16C: a vector is one block of 8 output rows. */
-#include "../internal.h"
+#include "../core/internal.h"
 
 #if defined(__x86_64__) && defined(__AVX2__) && defined(__F16C__)
 
 #include <immintrin.h>
 
-#include "../panel.h"
-#include "../vector.h"
+#include "panel.h"
+#include "vector.h"
 
 #define WIDE 1
 

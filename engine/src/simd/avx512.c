@@ -1,12 +1,12 @@
 /* AVX-512 with VNNI: a vector is two blocks of 8 output rows. */
-#include "../internal.h"
+#include "../core/internal.h"
 
 #if defined(__x86_64__) && defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 
 #include <immintrin.h>
 
-#include "../panel.h"
-#include "../vector.h"
+#include "panel.h"
+#include "vector.h"
 
 #define WIDE 2
 

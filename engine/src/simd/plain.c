@@ -1,9 +1,9 @@
 /* The kernels in plain C, what every other instruction set must equal; and those of small cores, which differ in how they add
  * products of bytes. */
-#include "../internal.h"
+#include "../core/internal.h"
 
-#include "../panel.h"
-#include "../vector.h"
+#include "panel.h"
+#include "vector.h"
 
 /* Float rows: groups of 256 inputs are summed from +0, and the groups added in order. */
 #define FLOAT_PRODUCT(name, type, weight)                                                                              \

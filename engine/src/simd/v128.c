@@ -1,7 +1,7 @@
 /* Every target with 128-bit vectors, in the compiler's own vector types: NEON, RISC-V V (fixed at 128 bits, so that any
  * vector length will do), WebAssembly SIMD. A vector is one block of 8 output rows, in two halves; only the integer
  * products differ. */
-#include "../internal.h"
+#include "../core/internal.h"
 
 #if defined(CLB_V128)
 
@@ -9,8 +9,8 @@
 #include <arm_neon.h>
 #endif
 
-#include "../panel.h"
-#include "../vector.h"
+#include "panel.h"
+#include "vector.h"
 
 #define WIDE 1
 #define BOTH for (int h = 0; h < 2; ++h)

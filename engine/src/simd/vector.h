@@ -1,6 +1,6 @@
 /* Kernels that a compiler vectorises by itself, compiled once for each instruction set. Every arm of a select is computed,
  * so that a loop has no branch. */
-#include "internal.h"
+#include "../core/internal.h"
 
 #include <math.h> /* sqrtf only: correctly rounded, an instruction wherever there is one */
 

@@ -1,6 +1,6 @@
 /* A panel of a matrix for one tile of rows: the product, then scale and bias, written to the tile's out. Compiled once for
  * each instruction set, whose compiler turns the loops over 8 lanes into its vectors. */
-#include "internal.h"
+#include "../core/internal.h"
 
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")
