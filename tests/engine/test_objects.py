@@ -187,3 +187,47 @@ def test_headers_serve_cplusplus(standard: str, gcc_build: Build, tmp_path: Path
 def test_each_header_stands_alone_in_c11(first: str) -> None:
     command = [compiler("gcc"), "-std=c11", *C_FLAGS, f"-I{size.ENGINE / 'include'}", "-fsyntax-only", "-xc", "-"]
     subprocess.run(command, input=f'#include "{first}"\n#include "{first}"\n', text=True, check=True)
+
+
+# --- no circles -------------------------------------------------------------------------------------------------------
+
+
+def circle(needs: dict[str, set[str]]) -> list[str]:
+    """Names that need each other in a circle; none where they have an order."""
+    left = {name: set(others) for name, others in needs.items()}
+    while ready := [name for name, others in left.items() if not others & left.keys()]:
+        for name in ready:
+            del left[name]
+    return sorted(left)
+
+
+def calls_between_objects(objects: list[Path]) -> dict[str, set[str]]:
+    """Which object needs a symbol of which others."""
+    defined: dict[str, str] = {}
+    wanted: dict[str, set[str]] = {}
+    for path in objects:
+        for kind, name in re.findall(r"^\s*[0-9a-f]*\s+(\w)\s+(\S+)$", size.run("nm", path), re.M):
+            if kind in "Uw":
+                wanted.setdefault(path.stem, set()).add(name)
+            else:
+                defined[name] = path.stem
+    return {path.stem: {defined[name] for name in wanted.get(path.stem, ()) if name in defined} - {path.stem}
+            for path in objects}  # fmt: skip
+
+
+def test_no_files_of_the_engine_call_each_other_in_a_circle(gcc_build: Build) -> None:
+    """Checksum, parsing, rows, sums and sizes of layouts are below all that needs them."""
+    needs = calls_between_objects(size.objects(gcc_build.directory))
+    assert needs["context"] & {"forward", "file"} and needs["order"]
+    assert circle(needs) == []
+
+
+def test_no_headers_include_each_other_in_a_circle() -> None:
+    files = [p for folder in ("src", "include") for p in (size.ENGINE / folder).rglob("*.[ch]")]
+    includes = {p.name: set(re.findall(r'^#include "(?:[\w.]+/)*([\w.]+)"', p.read_text(encoding="utf-8"), re.M))
+                for p in files}  # fmt: skip
+    assert len(includes) == len(files) and circle(includes) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]
