@@ -1,5 +1,5 @@
 # make demo   export the trained smart-meter model, compile it, forecast two weeks in C
-# make test   everything that must hold
+# make test   style, types and all fast tests
 PYTHON ?= python3
 VENV := .venv
 NEWEST := .venv-newest-torch

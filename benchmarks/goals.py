@@ -38,7 +38,7 @@ def goals(data: Data) -> str:
 
 {met} of the {known} figures measured are reached. One thread and from C unless said; *of reading* is against reading a
 working set of the layer's bytes, *of peak* against the fastest instruction this processor has (see the limits). The
-accuracy goal of the smart-meter model is a test: `tests/test_smart_meter.py`.
+accuracy goal of the smart-meter model is a test: `tests/examples/test_smart_meter.py`.
 
 {table(["figure", "goal", "measured", "reached"], rows)}"""
 

@@ -60,7 +60,7 @@ def rows(tokens: int, seed: int) -> np.ndarray[Any, Any]:
 
 
 def _expert(width: int, hidden: int) -> Any:
-    from colibri.graph import Graph
+    from colibri.ir.graph import Graph
 
     rng = np.random.default_rng(3)
     graph = Graph("expert")
@@ -75,7 +75,7 @@ def _expert(width: int, hidden: int) -> Any:
 def write_large(path: Path) -> None:
     """The model larger than memory."""
     from colibri import exporter
-    from colibri.graph import Graph, Router
+    from colibri.ir.graph import Graph, Router
 
     graph = Graph("large")
     x = graph.add_input("x", (WIDTH + LAYERS * EXPERTS,))
@@ -92,7 +92,7 @@ def write_large(path: Path) -> None:
 def write_switch(path: Path, megabytes: int, batch: int) -> None:
     """Two layers of experts, of which every row takes the first; the others are there to keep these 4 MB apart."""
     from colibri import exporter
-    from colibri.graph import Graph, Router
+    from colibri.ir.graph import Graph, Router
 
     width = 256
     graph = Graph("switch")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from colibri.graph import BINARY, REDUCE, UNARY, Graph, Router
-from colibri.weights import Fp16Weight, Int4Weight, Int8Weight, Residual
+from colibri.ir.graph import BINARY, REDUCE, UNARY, Graph, Router
+from colibri.ir.weights import Fp16Weight, Int4Weight, Int8Weight, Residual
 
 ROUTERS = [("softmax", "none"), ("softmax", "sum"), ("softmax", "one"), ("sigmoid", "none"), ("sigmoid", "sum"),
            ("logit", "softmax"), ("logit", "one"), ("sqrt_softplus", "none"), ("softmax", "clamped"),

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from colibri.graph import Graph, Router
-from colibri.weights import Weight
+from colibri.ir.graph import Graph, Router
+from colibri.ir.weights import Weight
 
 
 def rope_table(context: int, turned: int, theta: float = 100.0) -> np.ndarray[Any, np.dtype[np.float32]]:

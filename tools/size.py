@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "src/colibri"))  # for one module, by itself: the package needs NumPy
+sys.path.append(str(ROOT / "src/colibri/build"))  # for one module, by itself: the package needs NumPy
 
 import callgraph  # noqa: E402
 from callgraph import CallGraph, StackError  # noqa: E402
@@ -157,7 +157,7 @@ def call_graph(directory: Path, engine: Path = ENGINE) -> CallGraph:
 def context_bytes(models: Iterable[str]) -> dict[str, int]:
     """Context memory of model files, read from their headers; empty where the package is not installed."""
     try:
-        from colibri.package import open_package
+        from colibri.format.package import open_package
     except ImportError:
         return {}
     return {path: int(open_package(path).header["context_bytes"]) for path in models}

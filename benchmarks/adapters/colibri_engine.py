@@ -80,7 +80,7 @@ class FromC(_Exported, Driven):
 
 def layer_graph(size: Size) -> Any:
     """The layer as Colibri's own graph: one `linear` for the logits, one `moe` with gated experts."""
-    from colibri.graph import Graph, Router
+    from colibri.ir.graph import Graph, Router
 
     w = weights(size)
     graph = Graph(size.name)
@@ -102,7 +102,7 @@ def layer_graph(size: Size) -> Any:
 
 def router_graph(size: Size) -> Any:
     """The logits alone."""
-    from colibri.graph import Graph
+    from colibri.ir.graph import Graph
 
     graph = Graph(f"{size.name}-router")
     x = graph.add_input("x", (size.d,))

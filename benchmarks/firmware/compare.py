@@ -37,8 +37,10 @@ import profile_image  # noqa: E402
 import weights  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 
-from colibri import elf, engine, exporter, targets, toolchain  # noqa: E402
+from colibri import exporter  # noqa: E402
+from colibri.build import elf, targets, toolchain  # noqa: E402
 from colibri.emit import c_source  # noqa: E402
+from colibri.runtime import engine  # noqa: E402
 
 BOARD = firmware.BOARDS["cortex-m7"]
 BOARDS = toolchain.engine_directory() / "firmware"

@@ -1,4 +1,4 @@
-"""A stream as firmware: a convolution, a GRU and a classifier that take a moment at a time, beside C by hand.
+"""A stream as firmware: a convolution, a GRU and a classifier that take one time step a call, beside C by hand.
 
     python benchmarks/firmware/stream.py [--publish]
 
@@ -27,11 +27,12 @@ import compare  # noqa: E402
 import page  # noqa: E402
 import weights as meter  # noqa: E402
 
-from colibri import engine, exporter  # noqa: E402
+from colibri import exporter  # noqa: E402
+from colibri.runtime import engine  # noqa: E402
 
 Floats = NDArray[np.float32]
 CHANNELS, TAPS, WIDTH, HIDDEN, CLASSES = 8, 5, 24, 32, 8
-MOMENTS = 96
+TIME_STEPS = 96
 TOLERANCE = {"fp32": 1e-5, "int8": 2e-2}  # the largest error of a probability
 
 
@@ -52,19 +53,19 @@ def parameters() -> Mapping[str, Floats]:
     }  # fmt: skip
 
 
-def moments(count: int, seed: int) -> Floats:
-    """A made-up signal: moments (count, CHANNELS) of slow and fast waves, and noise."""
+def time_steps(count: int, seed: int) -> Floats:
+    """A made-up signal: time steps (count, CHANNELS) of slow and fast waves, and noise."""
     rng, at = np.random.default_rng(seed), np.arange(count)[:, None]
     waves = np.sin(at * rng.uniform(0.05, 1.5, CHANNELS) + rng.uniform(0, 6, CHANNELS))
     return (2 * waves + rng.normal(scale=0.5, size=(count, CHANNELS))).astype(np.float32)
 
 
 def answers(x: Floats) -> NDArray[np.float64]:
-    """What the model says of each moment, in float64: the probability of the first class."""
+    """What the model says of each time step, in float64: the probability of the first class."""
     w = {name: value.astype(np.float64) for name, value in parameters().items()}
     past, state, found = np.zeros((TAPS, CHANNELS)), np.zeros(HIDDEN), []
-    for moment in x.astype(np.float64):
-        past = np.concatenate([past[1:], moment[None]])
+    for row in x.astype(np.float64):
+        past = np.concatenate([past[1:], row[None]])
         y = np.maximum(np.einsum("oct,tc->o", w["conv.weight"], past) + w["conv.bias"], 0)
         now = (w["gru.weight_ih_l0"] @ y + w["gru.bias_ih_l0"]).reshape(3, HIDDEN)
         before = (w["gru.weight_hh_l0"] @ state + w["gru.bias_hh_l0"]).reshape(3, HIDDEN)
@@ -80,7 +81,7 @@ def export(dtype: str) -> exporter.Export:
     import torch
     from torch import nn
 
-    from colibri.frontends.torch_export import from_torch
+    from colibri.frontends.torch.export import from_torch
 
     class Detector(nn.Module):
         def __init__(self) -> None:
@@ -97,14 +98,14 @@ def export(dtype: str) -> exporter.Export:
 
     detector = Detector().eval()
     detector.load_state_dict({name: torch.from_numpy(value) for name, value in parameters().items()})
-    rows = torch.from_numpy(np.stack([moments(32, seed) for seed in range(1, 5)]))
+    rows = torch.from_numpy(np.stack([time_steps(32, seed) for seed in range(1, 5)]))
     imported = from_torch(detector, (rows,), rows, "detector")
     return exporter.build(imported.graph, quantization=exporter.Quantization(dtype), calibration=imported.rows,
                           stream_axis=1)  # fmt: skip
 
 
 def write_headers(folder: Path) -> None:
-    """The weights by hand, float and int8, and the moments."""
+    """The weights by hand, float and int8, and the time steps."""
     w = parameters()
     matrices = {
         "conv": (w["conv.weight"].transpose(0, 2, 1).reshape(WIDTH, -1), w["conv.bias"]),
@@ -183,7 +184,7 @@ def _row(name: str, dtype: str, image: Path, constants: int, x: Floats, folder: 
 
 def measured() -> list[Row]:
     """Every row of the table."""
-    x, rows = moments(MOMENTS, 0), []
+    x, rows = time_steps(TIME_STEPS, 0), []
     for dtype in TOLERANCE:
         with tempfile.TemporaryDirectory() as place:
             rows.append(colibri(dtype, x, Path(place)))
@@ -207,9 +208,9 @@ def section(rows: Sequence[Row]) -> str:
     macs = WIDTH * CHANNELS * TAPS + 3 * HIDDEN * (WIDTH + HIDDEN) + CLASSES * HIDDEN
     return f"""## A stream
 
-A model that takes a moment at a time (`stream=1`): {CHANNELS} channels, a causal convolution of {TAPS} taps to {WIDTH},
-a GRU of {HIDDEN}, a classifier of {CLASSES} classes; {macs:,} multiply-accumulates a moment, random weights, the same
-board, compiler and harness; *instructions* are those of the costliest of {MOMENTS} moments, *error* that of a
+A model of one time step a call (`stream=1`): {CHANNELS} channels, a causal convolution of {TAPS} taps to {WIDTH},
+a GRU of {HIDDEN}, a classifier of {CLASSES} classes; {macs:,} multiply-accumulates a call, random weights, the same
+board, compiler and harness; *instructions* are those of the costliest of {TIME_STEPS} calls, *error* that of a
 probability. `python benchmarks/firmware/stream.py` measures it and writes this section.
 
 {page.markdown(head, body, text_columns=2)}

@@ -165,7 +165,7 @@ def from_checkpoint(directory: Path, path: Path) -> Config:
     """A float32 file of a checkpoint (olmoe); its configuration."""
     import numpy as np
 
-    from colibri.frontends.checkpoint import Checkpoint
+    from colibri.frontends.checkpoints.checkpoint import Checkpoint
 
     checkpoint = Checkpoint(directory)
     config = {**checkpoint.config, "rope_theta": checkpoint.config["rope_parameters"]["rope_theta"]}

@@ -243,7 +243,7 @@ def _touched(speed: Data) -> str:
 def _method(speed: Data) -> str:
     from serve import TEXT
 
-    from colibri.language_export import CHUNK
+    from colibri.pipeline.language import CHUNK
 
     return f"""## How it is measured
 

@@ -60,7 +60,7 @@ class Judge:
     def __init__(self, tokens: int) -> None:
         import numpy as np
 
-        from colibri.tokenizer import Tokenizer
+        from colibri.text.tokenizer import Tokenizer
 
         self._np = np
         ids = Tokenizer(CHECKPOINT).encode(TEXT.read_text(encoding="utf-8"))
@@ -107,8 +107,8 @@ def _ours(
     judge: Judge, name: str, weights: int, *, cache: str = "fp32", size: int = 0, rounded: str = "", **options: Any
 ) -> None:
     import colibri
-    from colibri.frontends.language_models import load_checkpoint
-    from colibri.language_export import export_lm
+    from colibri.frontends.checkpoints.language_models import load_checkpoint
+    from colibri.pipeline.language import export_lm
 
     graph = load_checkpoint(CHECKPOINT, context=CONTEXT, cache=cache)
     if rounded:
@@ -133,8 +133,8 @@ def _round(graph: Any, kind: str) -> None:
     import gguf
     import numpy as np
 
-    from colibri.graph import logit_masks
-    from colibri.weights import Deferred
+    from colibri.ir.graph import logit_masks
+    from colibri.ir.weights import Deferred
 
     of = getattr(gguf.GGMLQuantizationType, kind)
 
@@ -203,7 +203,7 @@ def _theirs(judge: Judge, weights: int) -> None:
 
 
 def _weights() -> int:
-    from colibri.frontends.checkpoint import Checkpoint
+    from colibri.frontends.checkpoints.checkpoint import Checkpoint
 
     return sum(math.prod(t.shape) for t in Checkpoint(CHECKPOINT).tensors.values())
 
@@ -212,7 +212,7 @@ def _in_blocks(kind: str) -> int:
     """Bytes of the checkpoint where every matrix but the routers is in a format of blocks, the rest float32."""
     import gguf
 
-    from colibri.frontends.checkpoint import Checkpoint
+    from colibri.frontends.checkpoints.checkpoint import Checkpoint
 
     per_block, size = gguf.GGML_QUANT_SIZES[getattr(gguf.GGMLQuantizationType, kind)]
     total = 0

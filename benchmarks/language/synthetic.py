@@ -25,7 +25,7 @@ _WEIGHT_BYTES = {"int8": 1.1, "int4": 0.62}  # at most, to make room for
 
 
 class Synthetic:
-    """Stands in for `colibri.frontends.checkpoint.Checkpoint`: has every tensor that is asked for, made when read."""
+    """Stands in for a `Checkpoint`: has every tensor that is asked for, made when read."""
 
     def __init__(self, config: Config) -> None:
         import numpy as np
@@ -49,7 +49,7 @@ class Synthetic:
 
     def take(self, name: str, shape: tuple[int, ...]) -> Any:
         """The tensor: ones for norms, else random numbers."""
-        from colibri.frontends.checkpoint import Stored
+        from colibri.frontends.checkpoints.checkpoint import Stored
 
         np, width, seed = self._np, math.prod(shape[1:]), zlib.crc32(name.encode())
 
@@ -68,9 +68,9 @@ class Synthetic:
 
 def graph(config: Config, context: int, cache: str) -> Any:
     """The graph of a shape."""
-    from colibri.frontends.decoders import build
-    from colibri.frontends.language_families import adapter_of
-    from colibri.frontends.language_settings import Settings
+    from colibri.frontends.checkpoints.decoders import build
+    from colibri.frontends.checkpoints.language_families import adapter_of
+    from colibri.frontends.checkpoints.language_settings import Settings
 
     checkpoint: Any = Synthetic(config)
     adapter = adapter_of(config["model_type"], config)
@@ -84,7 +84,7 @@ def exported(
     """The model file of a shape, made where it is missing."""
     path = FILES / f"{shape}-{dtype}-{cache}-{context}.bin"
     if not path.exists():
-        from colibri.language_export import export_lm
+        from colibri.pipeline.language import export_lm
 
         make_room(weights(SHAPES[shape]) * _WEIGHT_BYTES[dtype], keep, disk * 1e9)
         begin = time.monotonic()

@@ -1,4 +1,4 @@
-/* Colibri, optional: text to token ids and back, from the tokenizer.bin that colibri.tokenizer writes in Python. In its own
+/* Colibri, optional: text to token ids and back, from the tokenizer.bin that colibri.text.tokenizer writes in Python. In its own
  * library, libcolibri_lm.a. The same ids as the `tokenizers` library in Python. No heap, no state, no system call.
  *
  *     colibri_tokenizer_t t;

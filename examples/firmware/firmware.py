@@ -19,7 +19,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from colibri import elf, engine, exporter, targets, toolchain
+from colibri import exporter
+from colibri.build import elf, targets, toolchain
+from colibri.runtime import engine
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "smart_meter"))

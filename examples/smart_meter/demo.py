@@ -17,7 +17,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from colibri import exporter, toolchain
+from colibri import exporter
+from colibri.build import toolchain
 from colibri.frontends.architecture import from_architecture
 
 HERE = Path(__file__).parent

@@ -72,7 +72,7 @@ def train(build: Callable[[int], nn.Module], seed: int, fit: data.Split, validat
 
 
 def architecture(model: Forecaster) -> dict[str, Any]:
-    """The graph as `colibri.graph.from_json` reads it; tensors go by their names in the checkpoint."""
+    """The graph as `colibri.ir.graph.from_json` reads it; tensors go by their names in the checkpoint."""
 
     def linear(x: str, layer: str, output: str) -> dict[str, Any]:
         return {"op": "linear", "output": output, "inputs": [x, f"{layer}.weight", f"{layer}.bias"]}

@@ -22,7 +22,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from colibri import engine, targets, toolchain
+from colibri.build import targets, toolchain
+from colibri.runtime import engine
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "smart_meter"))

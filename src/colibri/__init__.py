@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from colibri.errors import ColibriError, ExportError, ExportWarning, ModelError
-from colibri.spec import VERSION as __version__
+from colibri.format.spec import VERSION as __version__
 
 if TYPE_CHECKING:
     from colibri.api import export, register_moe
-    from colibri.engine import Model
-    from colibri.language import LanguageModel, load
+    from colibri.runtime.engine import Model
+    from colibri.runtime.language import LanguageModel, load
 
 __all__ = [
     "ColibriError",
@@ -30,8 +30,13 @@ __all__ = [
     "register_moe",
 ]
 
-_LAZY = {"export": "colibri.api", "register_moe": "colibri.api", "load": "colibri.language", "Model": "colibri.engine",
-         "LanguageModel": "colibri.language"}  # fmt: skip
+_LAZY = {
+    "export": "colibri.api",
+    "register_moe": "colibri.api",
+    "load": "colibri.runtime.language",
+    "Model": "colibri.runtime.engine",
+    "LanguageModel": "colibri.runtime.language",
+}
 
 
 def __getattr__(name: str) -> Any:

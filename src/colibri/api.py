@@ -7,16 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from colibri import arithmetic, exporter, options, spec
+from colibri.common import options
+from colibri.emit.c_source import PLAIN, Style
 from colibri.errors import ExportError, ExportWarning
+from colibri.format import spec
+from colibri.passes.prune import Selection
+from colibri.pipeline.module import Quantization, alignment, build, write
+from colibri.reference import arithmetic
 
 try:
     import torch  # noqa: F401
 except ModuleNotFoundError:
     raise ExportError("exporting a PyTorch module needs PyTorch: pip install 'colibri-moe[torch]'") from None
 
-from colibri.frontends.torch_export import from_pt2, from_torch, register_moe
-from colibri.frontends.torch_report import Report
+from colibri.frontends.recognise.report import Report
+from colibri.frontends.torch.export import from_pt2, from_torch, register_moe
 from colibri.quantize.report import Scorer
 
 __all__ = ["export", "register_moe"]
@@ -40,7 +45,7 @@ def export(
     max_batch: int | None = None,
     name: str | None = None,
     expert_align: int | None = None,
-    prefix: str = exporter.PLAIN.prefix,
+    prefix: str = PLAIN.prefix,
     expert_sections: bool = False,
     firmware: bool = False,
     stream: int | None = None,
@@ -71,7 +76,7 @@ def export(
     expert_sections: each expert's weights in a section of their own, for a linker to place.
 
     stream: the axis of time (1 for inputs (batch, time, …), 2 for (batch, channels, time)). The exported model then
-    takes one moment at a time and keeps what it needs of the past in its context, until that is initialised again: GRUs
+    takes one time step a call and keeps what it needs of the past in its context, until that is initialised again: GRUs
     and causal convolutions step by step. What needs the future or the whole sequence is refused.
 
     Returns the report: what each block was taken for, its warnings (also issued as `ExportWarning`), and what
@@ -83,15 +88,15 @@ def export(
     max_batch = None if max_batch is None else options.whole("max_batch", max_batch, 1, spec.MAX_BATCH)
     stream = None if stream is None else options.whole("stream", stream, 1, 1 << 16)
     name = None if name is None else options.text("name", name)
-    quantization = exporter.Quantization(dtype, activations, residual_share, budget, max_error, scorer)
-    selection = exporter.Selection(prune, options.pairs("prune_experts", prune_experts))
+    quantization = Quantization(dtype, activations, residual_share, budget, max_error, scorer)
+    selection = Selection(prune, options.pairs("prune_experts", prune_experts))
     if expert_align is not None:
         expert_align = options.whole("expert_align", expert_align, spec.ALIGN_MODEL, 1 << 30)
     if not isinstance(trust, bool):
         raise ExportError(f"trust is {trust!r}; it must be True or False")
     if prune == "unused" and calibration is None:
         raise ExportError("pruning unused experts needs real rows to know them by: pass calibration=rows")
-    style = exporter.Style(prefix, expert_sections)
+    style = Style(prefix, expert_sections)
     if isinstance(module, str | Path):
         source = options.path("module", module)
         if source.suffix != ".pt2" or example_inputs is not None:
@@ -100,16 +105,16 @@ def export(
         imported = from_pt2(source, calibration, name or source.stem, trust)
     else:
         imported = from_torch(module, example_inputs, calibration, name or type(module).__name__)
-    built = exporter.build(
+    built = build(
         imported.graph,
         quantization=quantization,
         selection=selection,
         max_batch=(imported.batch if stream is None else 1) if max_batch is None else max_batch,
         calibration=imported.rows,
-        expert_align=exporter.alignment(expert_align, firmware),
+        expert_align=alignment(expert_align, firmware),
         stream_axis=stream,
     )
-    exporter.write(built, path, style)
+    write(built, path, style)
     imported.report.quality, imported.report.pruning = built.quality, built.pruning
     imported.report.warnings += built.warnings
     for warning in imported.report.warnings:

@@ -31,7 +31,7 @@ class ExportWarning(UserWarning):
 class ModelError(ColibriError):
     """A model file, or a call of a loaded model, is not valid.
 
-    `code` is the engine's error code (see `colibri.spec.ERRORS`), or None where the engine was not asked.
+    `code` is the engine's error code (see `colibri.format.spec.ERRORS`), or None where the engine was not asked.
     """
 
     def __init__(self, message: str, code: int | None = None) -> None:

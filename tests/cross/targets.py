@@ -1,4 +1,4 @@
-"""How to run on each target what `colibri.targets` compiles for it, and which kernels it must have."""
+"""How to run on each target what `colibri.build.targets` compiles for it, and which kernels it must have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from colibri import targets
+from colibri.build import targets
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples/firmware"))
 

@@ -12,9 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from colibri import elf, engine, exporter, spec, targets, toolchain
-from colibri import firmware as project
+from colibri import exporter
+from colibri.build import elf, targets, toolchain
+from colibri.build import firmware as project
 from colibri.errors import ColibriError
+from colibri.format import spec
+from colibri.runtime import engine
 from tests.cross.targets import firmware
 from tests.cross.test_raspberry_pi import EXAMPLES
 from tests.engine.conftest import GRAPHS, example

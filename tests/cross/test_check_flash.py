@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from colibri import elf, exporter, spec, toolchain
+from colibri import exporter
+from colibri.build import elf, toolchain
 from colibri.emit import c_source
-from colibri.package import parse
+from colibri.format import spec
+from colibri.format.package import parse
 from tests.cross.targets import firmware
 from tests.cross.test_firmware import need
 from tests.cross.test_targets import FLAGS

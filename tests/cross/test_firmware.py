@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from colibri import elf, spec, targets, toolchain
+from colibri.build import elf, targets, toolchain
+from colibri.format import spec
 from tests.cross.targets import firmware
 
 EXAMPLE = Path(firmware.__file__).parent

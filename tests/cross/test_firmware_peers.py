@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from colibri import exporter, targets
+from colibri import exporter
+from colibri.build import targets
 from tests.cross.targets import firmware
 
 ROOT = Path(__file__).resolve().parents[2]

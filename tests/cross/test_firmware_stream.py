@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from colibri import engine, exporter, targets
-from colibri.graph import Graph
+from colibri import exporter
+from colibri.build import targets
+from colibri.ir.graph import Graph
+from colibri.runtime import engine
 from tests.graphs import FORMATS, linear
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks/firmware"))
@@ -37,7 +39,7 @@ def tools() -> None:
 @pytest.mark.parametrize("dtype", stream.TOLERANCE)
 def test_a_stream_takes_little_more_than_plain_c_and_does_not_grow(dtype: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    x = stream.moments(stream.MOMENTS, 0)
+    x = stream.time_steps(stream.TIME_STEPS, 0)
     found = stream.colibri(dtype, x, tmp_path)
     known = json.loads(TABLE.read_text(encoding="utf-8"))[dtype]
     for what in FIGURES:
@@ -70,6 +72,6 @@ if __name__ == "__main__":
     table = {}
     for kind in stream.TOLERANCE:
         with tempfile.TemporaryDirectory() as place:
-            row = stream.colibri(kind, stream.moments(stream.MOMENTS, 0), Path(place))
+            row = stream.colibri(kind, stream.time_steps(stream.TIME_STEPS, 0), Path(place))
             table[kind] = {what: getattr(row, what) for what in FIGURES}
     TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")

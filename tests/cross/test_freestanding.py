@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from colibri import exporter, targets
+from colibri import exporter
+from colibri.build import targets
 from tests.cross.test_targets import FLAGS
 from tests.engine.conftest import compiler, example
 from tools import size

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from colibri import exporter, toolchain
-from colibri import firmware as project
+from colibri import exporter
+from colibri.build import firmware as project
+from colibri.build import toolchain
 from colibri.errors import ColibriError, ExportError
-from colibri.graph import Graph
+from colibri.ir.graph import Graph
 from tests.cross.test_firmware import need
 from tests.engine.conftest import compiler, example
 from tests.graphs import linear

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from colibri import engine, spec
+from colibri.format import spec
+from colibri.runtime import engine
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 README = (EXAMPLES / "raspberry_pi/README.md").read_text(encoding="utf-8")

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colibri import exporter, spec, toolchain
+from colibri import exporter
+from colibri.build import toolchain
 from colibri.emit import c_program
-from colibri.graph import Graph, Router
+from colibri.format import spec
+from colibri.ir.graph import Graph, Router
 from tests.cross.targets import MACHINES, Machine
 from tests.engine.conftest import EXCHANGES, GRAPHS, TEXTS, example
 from tests.graphs import FORMATS, every_byte, expert, linear

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colibri import engine, exporter, spec
+from colibri import exporter
+from colibri.format import spec
+from colibri.runtime import engine
 from tests.engine.conftest import example
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples/web"))

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from colibri import exporter
-from colibri.certify import certify
 from colibri.emit import model_bin
-from colibri.graph import Graph, Router
+from colibri.ir.graph import Graph, Router
 from colibri.quantize import formats
+from colibri.reference.certificate import certify
 from tests.graphs import constant, expert, linear, recurrence
 from tests.lm_graphs import encoder_decoder, language_model
 from tools import size

@@ -17,10 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from colibri import engine, exporter, spec
+from colibri import exporter
 from colibri._engine import ffi, lib
-from colibri.graph import Graph, Router
-from colibri.language import LanguageModel
+from colibri.format import spec
+from colibri.ir.graph import Graph, Router
+from colibri.runtime import engine
+from colibri.runtime.language import LanguageModel
 from tests.cross.targets import MACHINES, Machine, firmware
 from tests.engine.conftest import GRAPHS, HERE, Build, compile_c, compiler, example, packed, random_rows
 from tests.graphs import FORMATS, every_byte, expert, linear

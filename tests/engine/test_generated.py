@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from colibri import engine, exporter, toolchain
-from colibri.language import LanguageModel
+from colibri import exporter
+from colibri.build import toolchain
+from colibri.runtime import engine
+from colibri.runtime.language import LanguageModel
 from tests.engine.conftest import (
     EXCHANGES,
     GRAPHS,

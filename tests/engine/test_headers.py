@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from colibri import exporter, toolchain
+from colibri import exporter
+from colibri.build import toolchain
 from tests.engine.conftest import Build, compiler, example
 from tools import size
 

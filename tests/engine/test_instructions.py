@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from colibri import engine, exporter
-from colibri.graph import Graph, Router
+from colibri import exporter
+from colibri.ir.graph import Graph, Router
+from colibri.runtime import engine
 from tests.engine.conftest import compile_c, compiler
 from tests.graphs import FORMATS, expert, linear
 from tools import size

@@ -14,13 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from colibri import engine, exporter, spec
-from colibri.graph import Graph
-from colibri.plan import Span, lower_bound, place
-from colibri.program import Buffer, Op, Operand, Program
+from colibri import exporter
+from colibri.format import spec
+from colibri.ir.graph import Graph
+from colibri.lowering.plan import Span, lower_bound, place
+from colibri.lowering.program import Buffer, Op, Operand, Program
+from colibri.runtime import engine
 from tests.engine.conftest import GRAPHS, MAX_BATCH, example
 from tests.graphs import graphs
-from tests.test_export import build
+from tests.pipeline.test_export import build
 
 NEAR = 1.02  # of the lower bound
 

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from colibri import engine, exporter
-from colibri.engine import KERNELS
-from colibri.graph import Graph, Router
+from colibri import exporter
+from colibri.ir.graph import Graph, Router
 from colibri.reference import ops
 from colibri.reference.interpreter import Trace, run
+from colibri.runtime import engine
+from colibri.runtime.engine import KERNELS
 from tests.graphs import expert, linear, routers
 
 Array = np.ndarray[Any, Any]

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colibri import engine, exporter
-from colibri.graph import Graph, Router
-from colibri.language import LanguageModel
+from colibri import exporter
+from colibri.ir.graph import Graph, Router
 from colibri.reference.interpreter import run
+from colibri.runtime import engine
+from colibri.runtime.language import LanguageModel
 from tests.engine.conftest import compile_c, compiler
 from tests.graphs import FORMATS, expert, linear
 from tests.lm_graphs import language_model

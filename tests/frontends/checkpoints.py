@@ -16,7 +16,7 @@ import torch
 import transformers
 from torch import nn
 
-from colibri.frontends.language_families import ADAPTERS
+from colibri.frontends.checkpoints.language_families import ADAPTERS
 
 Array = np.ndarray[Any, Any]
 

@@ -18,17 +18,17 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import colibri
-from colibri.context_length import set_context
 from colibri.errors import ExportError
 from colibri.exporter import build, export_lm
-from colibri.frontends.language_families import ADAPTERS, MISSING
-from colibri.frontends.language_models import load_checkpoint
-from colibri.frontends.language_settings import NEUTRAL, ROPE, Adapter
-from colibri.frontends.rotary import rotary_of
-from colibri.graph import Graph, Node, Router
+from colibri.frontends.checkpoints.language_families import ADAPTERS, MISSING
+from colibri.frontends.checkpoints.language_models import load_checkpoint
+from colibri.frontends.checkpoints.language_settings import NEUTRAL, ROPE, Adapter
+from colibri.frontends.checkpoints.rotary import rotary_of
+from colibri.ir.graph import Graph, Node, Router
+from colibri.ir.weights import Deferred
 from colibri.passes import optimize
+from colibri.pipeline.context_length import set_context
 from colibri.reference.interpreter import Trace, run
-from colibri.weights import Deferred
 from tests.frontends.checkpoints import (
     BASES,
     CASES,
@@ -634,8 +634,8 @@ def test_mxfp4_as_gpt_oss_is_released(tmp_path: Path) -> None:
 MEASURE = """
     import resource, sys
     import numpy as np
-    from colibri.frontends.language_models import load_checkpoint
-    from colibri.weights import loaded
+    from colibri.frontends.checkpoints.language_models import load_checkpoint
+    from colibri.ir.weights import loaded
     def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     start = peak()
     graph = load_checkpoint(sys.argv[1])

@@ -13,9 +13,9 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import colibri
-from colibri import cli
+from colibri.cli import app as cli
+from tests.cli.test_cli import colibri_command, succeed
 from tests.frontends import user_moes as moes
-from tests.test_cli import colibri_command, succeed
 
 
 def close(ours: Any, theirs: torch.Tensor) -> None:

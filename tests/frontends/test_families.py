@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from colibri.errors import ExportError
-from colibri.frontends.families import FAMILIES, Family, Value, family_of, router_of
-from colibri.graph import Router
+from colibri.frontends.checkpoints.families import FAMILIES, Family, Value, family_of, router_of
+from colibri.ir.graph import Router
 from tests.reference.families import CASES, Case, made
 
 TENSORS = {"bias": "bias", "expert_scale": "expert_scale"}

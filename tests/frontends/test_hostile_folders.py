@@ -13,22 +13,23 @@ import torch
 from safetensors.torch import save_file
 
 import colibri
-from colibri import spec, strict_json
-from colibri.cli import app
+from colibri.cli.app import app
+from colibri.common import strict_json
+from colibri.common.folder import Folder
+from colibri.common.names import check_port, port_names, printable
+from colibri.common.npz import save
 from colibri.emit.model_bin import _ports
 from colibri.errors import ColibriError, ExportError, ModelError
 from colibri.exporter import build, export_lm
-from colibri.folder import Folder
-from colibri.frontends.checkpoint import Checkpoint
-from colibri.frontends.config_fields import FIELDS, ROPE_FIELDS, Field, problem_of
-from colibri.frontends.language_families import ADAPTERS
-from colibri.frontends.language_models import load_checkpoint
-from colibri.frontends.rotary import ALLOWED, COMMON, NEEDED
+from colibri.format import spec
+from colibri.frontends.checkpoints.checkpoint import Checkpoint
+from colibri.frontends.checkpoints.config_fields import FIELDS, ROPE_FIELDS, Field, problem_of
+from colibri.frontends.checkpoints.language_families import ADAPTERS
+from colibri.frontends.checkpoints.language_models import load_checkpoint
+from colibri.frontends.checkpoints.rotary import ALLOWED, COMMON, NEEDED
 from colibri.frontends.tensor_files import HEADER_BYTES, read_header
-from colibri.graph import Graph
-from colibri.names import check_port, port_names, printable
-from colibri.npz import save
-from colibri.tokenizer import copy_files
+from colibri.ir.graph import Graph
+from colibri.text.tokenizer import copy_files
 from tests.frontends.checkpoints import make
 from tests.frontends.test_checkpoints import edit, refuses, retensor
 
@@ -376,7 +377,7 @@ def test_names_that_are_cut_stay_apart() -> None:
 )  # fmt: skip
 def test_the_information_text_of_a_model_is_of_its_kind(info: bytes, tmp_path: Path) -> None:
     """C12: neither escape sequences nor a text for a number reach what shows or uses them."""
-    from colibri.package import _information
+    from colibri.format.package import _information
 
     with pytest.raises(ModelError) as error:
         _information("model.bin", info)
@@ -417,7 +418,7 @@ def test_a_message_that_quotes_a_file_has_an_end() -> None:
 
 def test_an_error_that_nobody_foresaw_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """C12: no traceback from the command, but for who asks with --debug; tests see what was raised."""
-    from colibri.terminal import UNEXPECTED, guarded
+    from colibri.cli.terminal import UNEXPECTED, guarded
 
     def fail() -> None:
         raise RecursionError("\x1b[2J")

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from colibri.errors import ExportError  # noqa: E402
-from colibri.frontends.torch_export import _clear, from_torch  # noqa: E402
+from colibri.frontends.torch.export import _clear, from_torch  # noqa: E402
 from colibri.reference.interpreter import Trace, run  # noqa: E402
 from tests.frontends import moe_extra_calls as extra  # noqa: E402
 from tests.frontends.user_moes import DIM  # noqa: E402

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from colibri.errors import ExportError  # noqa: E402
-from colibri.frontends.torch_export import from_torch  # noqa: E402
+from colibri.frontends.torch.export import from_torch  # noqa: E402
 from colibri.reference.interpreter import run  # noqa: E402
 from tests.frontends import moe_near_misses as near  # noqa: E402
 from tests.frontends import user_moes as moes  # noqa: E402

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from colibri.errors import ExportError  # noqa: E402
-from colibri.frontends.torch_export import from_torch  # noqa: E402
+from colibri.frontends.torch.export import from_torch  # noqa: E402
 
 torch.set_num_threads(1)
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from colibri.errors import ExportError  # noqa: E402
-from colibri.frontends.torch_export import from_torch, register_moe  # noqa: E402
+from colibri.frontends.torch.export import from_torch, register_moe  # noqa: E402
 from colibri.reference.interpreter import run  # noqa: E402
 from tests.frontends import moe_near_misses as near  # noqa: E402
 from tests.frontends import moe_styles as styles  # noqa: E402

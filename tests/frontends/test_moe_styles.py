@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
 from colibri import exporter  # noqa: E402
-from colibri.engine import load  # noqa: E402
-from colibri.frontends.torch_export import from_torch  # noqa: E402
+from colibri.frontends.torch.export import from_torch  # noqa: E402
 from colibri.reference.interpreter import Trace, run  # noqa: E402
+from colibri.runtime.engine import load  # noqa: E402
 from tests.frontends import moe_near_misses as near  # noqa: E402
 from tests.frontends import moe_styles as styles  # noqa: E402
 from tests.frontends import user_moes as moes  # noqa: E402

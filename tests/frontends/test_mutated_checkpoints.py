@@ -17,8 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 import colibri
-from colibri import language_export
-from colibri.cli import app
+from colibri.cli.app import app
+from colibri.pipeline import language as language_export
 from tests.frontends import mutations
 from tests.frontends.checkpoints import VARIANTS, VOCABULARY, make
 

@@ -15,10 +15,11 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from colibri import engine, exporter  # noqa: E402
+from colibri import exporter  # noqa: E402
 from colibri.errors import ExportError  # noqa: E402
-from colibri.frontends.torch_export import from_torch  # noqa: E402
+from colibri.frontends.torch.export import from_torch  # noqa: E402
 from colibri.reference.interpreter import run  # noqa: E402
+from colibri.runtime import engine  # noqa: E402
 
 torch.set_num_threads(1)
 

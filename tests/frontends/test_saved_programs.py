@@ -23,10 +23,10 @@ from torch import nn  # noqa: E402
 from typer.testing import CliRunner, Result  # noqa: E402
 
 import colibri  # noqa: E402
-from colibri import cli  # noqa: E402
+from colibri.cli import app as cli  # noqa: E402
 from colibri.errors import ExportError  # noqa: E402
-from colibri.frontends import torch_archive  # noqa: E402
-from colibri.frontends.torch_export import from_pt2, from_torch  # noqa: E402
+from colibri.frontends.torch import archive as torch_archive  # noqa: E402
+from colibri.frontends.torch.export import from_pt2, from_torch  # noqa: E402
 from colibri.reference.interpreter import run  # noqa: E402
 from tests.frontends import user_moes as moes  # noqa: E402
 from tests.frontends.sampling import sampled  # noqa: E402
@@ -247,7 +247,7 @@ def test_the_command_refuses_evil_programs_and_trusts_on_request(tmp_path: Path)
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".ckpt", ".pkl"])
 def test_plain_pickles_are_refused_before_anything_is_loaded(tmp_path: Path, suffix: str) -> None:
     """C6"""
-    from colibri.cli import _source
+    from colibri.cli.app import _source
 
     mark, path = tmp_path / "it_ran", tmp_path / f"model{suffix}"
     path.write_bytes(pickled(mark))

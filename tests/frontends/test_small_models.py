@@ -9,9 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from colibri import engine, exporter  # noqa: E402
-from colibri.frontends.torch_export import from_torch  # noqa: E402
+from colibri import exporter  # noqa: E402
+from colibri.frontends.torch.export import from_torch  # noqa: E402
 from colibri.reference.interpreter import run  # noqa: E402
+from colibri.runtime import engine  # noqa: E402
 from tests.frontends import small_models  # noqa: E402
 from tests.frontends.sampling import sampled  # noqa: E402
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from colibri.errors import ExportError
-from colibri.frontends.checkpoint import Checkpoint
+from colibri.frontends.checkpoints.checkpoint import Checkpoint
 from colibri.frontends.tensor_files import BITS, FP8, PLAIN
 
 KINDS = {

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from colibri.errors import ExportError  # noqa: E402
-from colibri.frontends.torch_export import from_torch, register_moe  # noqa: E402
+from colibri.frontends.torch.export import from_torch, register_moe  # noqa: E402
 from colibri.reference.interpreter import run  # noqa: E402
 from tests.frontends import user_moes as moes  # noqa: E402
 

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from hypothesis import example, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from colibri.frontends.torch_routing import TOLERANCE, Seen, solve, telling_logits, weigh  # noqa: E402
-from colibri.graph import Router  # noqa: E402
+from colibri.frontends.recognise.routing import TOLERANCE, Seen, solve, telling_logits, weigh  # noqa: E402
+from colibri.ir.graph import Router  # noqa: E402
 
 torch.set_num_threads(1)
 

@@ -18,9 +18,9 @@ from torch import nn  # noqa: E402
 
 import colibri  # noqa: E402
 from colibri import exporter  # noqa: E402
-from colibri.compare import compare  # noqa: E402
-from colibri.frontends.torch_export import from_torch  # noqa: E402
-from colibri.graph import Graph  # noqa: E402
+from colibri.common.compare import compare  # noqa: E402
+from colibri.frontends.torch.export import from_torch  # noqa: E402
+from colibri.ir.graph import Graph  # noqa: E402
 from colibri.reference.interpreter import run  # noqa: E402
 from tests.frontends import small_models  # noqa: E402
 from tests.frontends.sampling import sampled  # noqa: E402

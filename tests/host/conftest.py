@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colibri import exporter, package, spec
-from colibri.engine import aligned
-from colibri.graph import Graph, Router
+from colibri import exporter
+from colibri.format import package, spec
+from colibri.ir.graph import Graph, Router
+from colibri.runtime.engine import aligned
 from tests import graphs
 from tests.engine.conftest import Build, build_engine, compiler
 

@@ -124,6 +124,9 @@ static uint64_t model_work(const clb_model *m)
             uint64_t worst = layer->experts + (uint64_t)layer->d_out;
             for (uint32_t e = 0; e < layer->experts && worst <= most_work; ++e) {
                 const clb_expert *expert = &m->experts[layer->first_expert + e];
+                if (e > 0 && expert[-1].first_op == expert->first_op && expert[-1].ops == expert->ops) {
+                    continue; /* the same program: this count takes no longer than the check it follows */
+                }
                 uint64_t own = expert->ops;
                 for (uint32_t i = 0; i < expert->ops && own <= most_work; ++i) {
                     own += op_work(&m->ops[expert->first_op + i], 0) / 2;

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from colibri import spec
+from colibri.format import spec
 
 Record = Any
 HEAD = spec.HEAD_BYTES

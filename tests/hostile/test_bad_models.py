@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colibri import engine, spec
 from colibri._engine import ffi, lib
 from colibri.errors import ModelError
+from colibri.format import spec
+from colibri.runtime import engine
 from tests.engine.conftest import GRAPHS, compile_c, compiler, example, find_clang
 from tools import size
 
@@ -1087,7 +1088,7 @@ def sized(code: str, at: int, value: Any, field: str = "dims") -> Attack:
 
 
 def several_rows(apart: int) -> Attack:
-    """The first delay recalls two moments."""
+    """The first delay recalls two time steps."""
 
     def change(e: Editor) -> None:
         n = e.op("delay")

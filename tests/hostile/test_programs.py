@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colibri import engine, package, spec
 from colibri._engine import ffi, lib
 from colibri.errors import ModelError
-from colibri.program import Program
+from colibri.format import package, spec
+from colibri.lowering.program import Program
+from colibri.runtime import engine
 from tests.engine.conftest import GRAPHS, example
 from tests.hostile.programs import HEAD, arena, at, model, move, op, tensor
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from colibri import exporter
-from colibri.frontends.language_models import load_checkpoint
+from colibri.frontends.checkpoints.language_models import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKPOINT = ROOT / "examples/storyteller/checkpoint"

@@ -16,15 +16,16 @@ import numpy as np
 import pytest
 
 import colibri
-from colibri import cli_language, exporter
-from colibri.evaluate import evaluate
-from colibri.frontends.language_models import load_checkpoint
-from colibri.graph import Router
-from colibri.language import LanguageModel
-from colibri.tokenizer import Tokenizer
+from colibri import exporter
+from colibri.cli import language as cli_language
+from colibri.frontends.checkpoints.language_models import load_checkpoint
+from colibri.ir.graph import Router
+from colibri.report.evaluate import evaluate
+from colibri.runtime.language import LanguageModel
+from colibri.text.tokenizer import Tokenizer
 from tests.lm.conftest import CHECKPOINT, ROOT
-from tests.lm.test_answers import tokenizer
 from tests.lm_graphs import encoder_decoder, language_model
+from tests.text.test_answers import tokenizer
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
@@ -185,7 +186,7 @@ def test_ctrl_c_ends_generation_with_its_figures(endless: Path) -> None:
 
 
 def test_what_cannot_be_run_is_said_in_one_sentence(story: Path, tmp_path: Path) -> None:
-    from tests.test_export import moe_graph
+    from tests.pipeline.test_export import moe_graph
 
     assert "does not exist" in refused("generate", tmp_path / "nowhere", "x")
     assert "without a model.bin" in refused("generate", tmp_path, "x")
@@ -429,7 +430,7 @@ def test_c_writes_the_same_bytes(story: Path, chat_in_c: Path, prompt: str, opti
 
 
 def test_c_ends_where_the_model_says(story: Path, chat_in_c: Path, tmp_path: Path) -> None:
-    from colibri.tokenizer import Tokenizer
+    from colibri.text.tokenizer import Tokenizer
 
     ends = tmp_path / "model"
     shutil.copytree(story, ends)

@@ -10,8 +10,8 @@ import pytest
 
 import colibri
 from colibri.exporter import export_lm
-from colibri.frontends.language_models import load_checkpoint
-from colibri.language import LanguageModel
+from colibri.frontends.checkpoints.language_models import load_checkpoint
+from colibri.runtime.language import LanguageModel
 from tests.frontends.checkpoints import ENCODERS, SOURCE, VARIANTS, VOCABULARY, Model, make
 
 Array = np.ndarray[Any, Any]

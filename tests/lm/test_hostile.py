@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken
 
-from colibri import spec, tokenizer_bin
+from colibri.format import spec
+from colibri.text import tokenizer_bin
 from tests.engine.conftest import compile_c, compiler
-from tests.lm import kinds
+from tests.text import kinds
 from tools import size
 
 BASES = ("qwen2", "llama2", "deepseek_v2", "gpt2_prefix")

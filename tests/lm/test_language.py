@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import colibri
-from colibri import context_length, exporter, spec
-from colibri.engine import opened
+from colibri import exporter
 from colibri.errors import ModelError
-from colibri.evaluate import evaluate
-from colibri.language import LanguageModel
+from colibri.format import spec
+from colibri.pipeline import context_length
+from colibri.report.evaluate import evaluate
+from colibri.runtime.engine import opened
+from colibri.runtime.language import LanguageModel
 from tests.lm.test_sequence import VARIANTS, image, text
 from tests.lm_graphs import encoder_decoder, language_model
 
@@ -244,7 +246,7 @@ def test_perplexity_is_that_of_the_windows(story: Path) -> None:
 
 
 def test_a_model_is_as_good_as_itself_and_near_its_neighbour(story: Path, tmp_path: Path) -> None:
-    from colibri.frontends.language_models import load_checkpoint
+    from colibri.frontends.checkpoints.language_models import load_checkpoint
     from tests.lm.conftest import CHECKPOINT
 
     exporter.export_lm(load_checkpoint(CHECKPOINT, 100), tmp_path, dtype="int4", workers=1, tokenizer=CHECKPOINT)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from colibri.callgraph import FLAGS
+from colibri.build.callgraph import FLAGS
 from tests.engine.conftest import C_FLAGS, compiler
 from tools import size
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colibri.errors import ExportError, ModelError
-from colibri.tokenizer import Tokenizer, write_c
-from tests.lm import kinds
+from colibri.text.tokenizer import Tokenizer, write_c
+from tests.text import kinds
 
 CHATML = (
     "{% for message in messages %}"

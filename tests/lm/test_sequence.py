@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colibri import exporter, spec
+from colibri import exporter
 from colibri.emit import model_bin
-from colibri.engine import KERNELS, opened
 from colibri.errors import ModelError
-from colibri.graph import Graph
-from colibri.language import LanguageModel
-from colibri.lower import lower
-from colibri.plan import plan
+from colibri.format import spec
+from colibri.ir.graph import Graph
+from colibri.lowering.lower import lower
+from colibri.lowering.plan import plan
 from colibri.quantize import formats
 from colibri.reference import sequence
 from colibri.reference.interpreter import Trace, run
+from colibri.runtime.engine import KERNELS, opened
+from colibri.runtime.language import LanguageModel
 from tests.lm_graphs import encoder_decoder, language_model
 
 FORMATS = {

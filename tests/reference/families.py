@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from colibri.frontends.families import FAMILIES, Value, router_of
-from colibri.graph import Graph, Router
+from colibri.frontends.checkpoints.families import FAMILIES, Value, router_of
+from colibri.ir.graph import Graph, Router
 
 Array = np.ndarray[Any, Any]
 Choices = tuple[Tensor, Tensor]  # experts and weights, (tokens, k) each, an expert of -1 being none

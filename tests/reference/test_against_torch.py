@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from colibri import spec
-from colibri.graph import Router
+from colibri.format import spec
+from colibri.ir.graph import Router
 from colibri.reference import ops
 from tests.graphs import routers, unary_attrs
 

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from colibri import engine, exporter
-from colibri.frontends.families import FAMILIES
-from colibri.graph import Router, from_json, to_json
+from colibri import exporter
+from colibri.frontends.checkpoints.families import FAMILIES
+from colibri.ir.graph import Router, from_json, to_json
 from colibri.reference import ops
 from colibri.reference.interpreter import Trace, run
+from colibri.runtime import engine
 from tests.reference.families import CASES, HIDDEN, MISTAKES, TOKENS, Block, Case, made, sized
 
 Array = np.ndarray[Any, Any]

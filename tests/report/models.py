@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from colibri import exporter
-from colibri.graph import Graph, Router
-from colibri.report.traces import Trace
+from colibri.ir.graph import Graph, Router
+from colibri.report.traces import RouteTrace
 from tests.graphs import expert
 
 WIDTH = 32  # of a token
@@ -61,8 +61,8 @@ def drawn(weights: Any, k: int, rng: np.random.Generator) -> Any:
     return np.argsort(-keys, axis=1)[:, None, :k].astype(np.int32)
 
 
-def random_trace(weights: Any, rows: int, k: int = 2, layers: int = 1, seed: int = 0) -> Trace:
+def random_trace(weights: Any, rows: int, k: int = 2, layers: int = 1, seed: int = 0) -> RouteTrace:
     """Rows that choose independently, with the same `weights` (experts,) in every layer, or (rows, experts)."""
     rng = np.random.default_rng(seed)
     each = np.broadcast_to(np.asarray(weights, float), (rows, np.shape(weights)[-1]))
-    return Trace([drawn(each, k, rng) for _ in range(layers)])
+    return RouteTrace([drawn(each, k, rng) for _ in range(layers)])

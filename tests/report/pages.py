@@ -15,7 +15,7 @@ import sys
 import numpy as np
 
 import colibri
-from colibri import package
+from colibri.format import package
 
 PAGE = 4096
 libc = ctypes.CDLL(None, use_errno=True)

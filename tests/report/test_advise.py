@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colibri import engine
 from colibri.errors import ColibriError
-from colibri.package import Package
+from colibri.format.package import Package
 from colibri.report import advise as advisor
 from colibri.report import traces
 from colibri.report.advise import PAGE, advise, chi_square_tail, locality, skew
-from colibri.report.traces import Trace
+from colibri.report.traces import RouteTrace
+from colibri.runtime import engine
 from tests.report.models import WIDTH, eight_experts, random_trace
 
 EVEN = [1.0] * 8
@@ -75,7 +75,7 @@ def test_drift_is_not_pinned() -> None:
 
 def test_no_choice_is_no_skew() -> None:
     made = engine.load(eight_experts(1, 8).image).package
-    advice = advise(made, Trace([np.tile(np.arange(8, dtype=np.int32), (50, 1, 1))]))
+    advice = advise(made, RouteTrace([np.tile(np.arange(8, dtype=np.int32), (50, 1, 1))]))
     assert advice.skew[0].method == "no choice" and not any(plan.pin for plan in advice.plans)
 
 
@@ -90,11 +90,11 @@ def test_a_budget_for_everything_or_nothing_needs_no_advice() -> None:
 def test_nothing_is_judged_on_the_rows_it_was_learned_from() -> None:
     """The second half changes no pin, and the first changes no figure of static except through its pins."""
     trace = random_trace(SKEWED, 600)
-    other = Trace([trace.layers[0].copy()])
+    other = RouteTrace([trace.layers[0].copy()])
     other.layers[0][300:] = random_trace(SKEWED, 300, seed=9).layers[0]
     plans = [advise(package(), t, [PAIR]).plans[0] for t in (trace, other)]
     assert plans[0].pin and plans[1].pin and plans[0].pins == plans[1].pins
-    shuffled = Trace([np.concatenate([np.random.default_rng(1).permutation(trace.layers[0][:300]),
+    shuffled = RouteTrace([np.concatenate([np.random.default_rng(1).permutation(trace.layers[0][:300]),
                                       trace.layers[0][300:]])])  # fmt: skip
     again = advise(package(), shuffled, [PAIR]).plans[0]
     assert again.policies["static"] == plans[0].policies["static"]
@@ -160,7 +160,7 @@ def test_skew_is_found_in_few_and_in_many_rows() -> None:
 
 
 def test_layers_are_judged_together() -> None:
-    advice = advise(package(2), Trace([random_trace(EVEN, 300).layers[0], random_trace(SKEWED, 300).layers[0]]))
+    advice = advise(package(2), RouteTrace([random_trace(EVEN, 300).layers[0], random_trace(SKEWED, 300).layers[0]]))
     even, uneven = advice.skew
     assert uneven.p_all == min(1, 2 * uneven.p) < 0.05 < even.p_all
     assert even.p_all >= even.p
@@ -178,7 +178,7 @@ def test_locality_is_what_neighbours_share_beyond_chance() -> None:
 def test_dropped_choices_count_as_no_expert() -> None:
     chosen = random_trace(EVEN, 60).layers[0].copy()
     chosen[::3, :, 1] = traces.NONE
-    advice = advise(package(), Trace([chosen]))
+    advice = advise(package(), RouteTrace([chosen]))
     assert advice.asked < advise(package(), random_trace(EVEN, 60)).asked
     assert locality(np.full((5, 1, 2), traces.NONE, np.int32)).overlap == 0
 
@@ -242,9 +242,9 @@ def test_a_trace_of_another_model_is_refused() -> None:
     with pytest.raises(ColibriError, match="2 MoE layers"):
         advise(package(), random_trace(EVEN, 60, layers=2))
     with pytest.raises(ColibriError, match="expert 9"):
-        advise(package(), Trace([np.full((60, 1, 1), 9, np.int32)]))
+        advise(package(), RouteTrace([np.full((60, 1, 1), 9, np.int32)]))
     for strange in (-2, 2**31 - 1, -(2**31)):
         with pytest.raises(ColibriError, match=f"expert {strange} in"):
-            advise(package(), Trace([np.full((60, 1, 1), strange, np.int32)]))
+            advise(package(), RouteTrace([np.full((60, 1, 1), strange, np.int32)]))
     with pytest.raises(ColibriError, match="record more"):
         advise(package(), random_trace(EVEN, 39))

@@ -17,9 +17,9 @@ import colibri
 from colibri import exporter
 from colibri.frontends.architecture import from_architecture
 from colibri.report import advise, routes, tables, traces
+from tests.cli.test_cli import colibri_command, succeed
 from tests.engine.conftest import compiler
 from tests.report.models import chosen_by_input
-from tests.test_cli import colibri_command, succeed
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "smart_meter"
@@ -99,7 +99,7 @@ def test_advice_names_what_to_do_at_every_budget(meter: Path, trace: Path) -> No
 def test_pins_name_parts_of_the_file(meter: Path) -> None:
     """Every other row takes expert 1, the others alternate: one place in memory is best given to expert 1 for good."""
     rows = [[[1]], [[0]], [[1]], [[2]]] * 100
-    traces.save(traces.Trace([np.array(rows, np.int32)]), meter / "alternating.npz")
+    traces.save(traces.RouteTrace([np.array(rows, np.int32)]), meter / "alternating.npz")
     (plan,) = succeed("advise", meter / "int8", "--trace", meter / "alternating.npz", "--budget", "4KB")["plans"]
     (pin,) = plan["pins"]
     entry = colibri.load(meter / "int8").package.experts[1]
@@ -147,8 +147,8 @@ def test_errors_say_what_failed_without_a_traceback(args: list[str], message: st
         places[name.split(".")[0]] = tmp_path / name
     np.save(places["wrong"], np.zeros((2, 9), np.float32))
     places["dense"].write_bytes(example("dense").image)
-    traces.save(traces.Trace([np.zeros((5, 1, 1), np.int32)]), places["short"])
-    traces.save(traces.Trace([np.zeros((50, 1, 1), np.int32)] * 2), places["other"])
+    traces.save(traces.RouteTrace([np.zeros((5, 1, 1), np.int32)]), places["short"])
+    traces.save(traces.RouteTrace([np.zeros((50, 1, 1), np.int32)] * 2), places["other"])
     filled = [a.format(**{k: str(v) for k, v in places.items()}) for a in args]
     done = colibri_command(*filled)
     assert done.returncode == 1 and message in done.stderr.replace("\n", " ") and "Traceback" not in done.stderr

@@ -16,12 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colibri import engine, exporter, toolchain
+from colibri import exporter
+from colibri.build import toolchain
 from colibri.errors import ColibriError
-from colibri.graph import Graph, Router
+from colibri.ir.graph import Graph, Router
 from colibri.reference import ops
 from colibri.reference.interpreter import Trace, run
 from colibri.report import routes, traces
+from colibri.runtime import engine
 from tests.engine.conftest import compile_c, compiler
 from tests.graphs import expert, linear
 from tests.report.models import WIDTH, chosen_by_input, eight_experts, every_route, token_for

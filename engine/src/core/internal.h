@@ -177,7 +177,7 @@ CLB_INTERNAL const clb_kernels *clb_kernels_at(uint32_t n); /* the n-th best thi
 
 /* parse.c, of a header alone; check/file.c */
 CLB_INTERNAL int clb_read_header(const uint8_t *model, const clb_header **header);
-CLB_INTERNAL int clb_within(const uint32_t *values, size_t n, uint32_t least, uint32_t most);
+int clb_within(const uint32_t *values, size_t n, uint32_t least, uint32_t most);
 CLB_INTERNAL int clb_validate(const uint8_t *model, uint64_t size, clb_model *parsed);
 void clb_parse(const uint8_t *model, clb_model *parsed);
 

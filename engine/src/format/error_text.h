@@ -1,4 +1,4 @@
-/* Names and sentences of enum colibri_error, by value. Generated from src/colibri/spec.py. */
+/* Names and sentences of enum colibri_error, by value. Generated from src/colibri/format/spec.py. */
 static const char *const error_table[45][2] = {
     {"COLIBRI_OK", "no error"},
     {"COLIBRI_ERR_NULL", "a pointer is null: pass the memory block, the model, the input and the output"},

@@ -1,4 +1,4 @@
-/* The records and enumerations of model.bin. Generated from src/colibri/spec.py; see docs/format.md. */
+/* The records and enumerations of model.bin. Generated from colibri.format.spec; see docs/format.md. */
 #ifndef COLIBRI_FORMAT_H
 #define COLIBRI_FORMAT_H
 

@@ -1,4 +1,4 @@
-/* One row for each operation. Generated from src/colibri/spec.py. */
+/* One row for each operation. Generated from src/colibri/format/spec.py. */
 #ifndef COLIBRI_OPERATIONS_H
 #define COLIBRI_OPERATIONS_H
 

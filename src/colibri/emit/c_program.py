@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from colibri import layouts, spec
 from colibri.emit.c_text import comment
-from colibri.package import Package
-from colibri.program import Op, Program
+from colibri.format import layouts, spec
+from colibri.format.package import Package
+from colibri.lowering.program import Op, Program
 
 _ENUMS = {"code": "op", "space": "space", "layout": "layout", "scope": "scope", "score": "score",
           "normalize": "normalize", "group_rule": "group_rule", "apply": "apply", "before": "unary",

@@ -10,13 +10,13 @@ from math import prod
 
 import numpy as np
 
-from colibri import spec
 from colibri.emit import c_program
 from colibri.emit.c_text import comment
 from colibri.errors import ExportError
-from colibri.graph import ENDLESS
-from colibri.package import Bytes, Package, parse
-from colibri.program import Program
+from colibri.format import spec
+from colibri.format.package import Bytes, Package, parse
+from colibri.ir.graph import ENDLESS
+from colibri.lowering.program import Program
 
 _EMBED_LIMIT = 4 << 20  # bytes; above, a C array takes compilers minutes and gigabytes
 _FUNCTIONS = (

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from colibri import spec
 from colibri.errors import ColibriError, ExportError
+from colibri.format import spec
 
 MODEL, HEADER = "model.bin", "model.h"
 _GENERATED = (HEADER, "model.c", "experts.ld")  # beside model.bin in an export's directory

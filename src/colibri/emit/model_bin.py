@@ -1,7 +1,7 @@
-"""Writes a planned program as model.bin; every record and enumeration comes from `colibri.spec`.
+"""Writes a planned program as model.bin; every record and enumeration comes from `colibri.format.spec`.
 
 `arrange` says where everything lies, `head` gives all bytes but the weights'; `write` puts a file together in memory,
-`colibri.emit.stream` on disk.
+`colibri.emit.writer` on disk.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from colibri import spec
-from colibri.certify import Golden
+from colibri.common.names import port_names
 from colibri.errors import ExportError
-from colibri.graph import Shape
-from colibri.names import port_names
-from colibri.program import Op, Operand, Program, Tensor
+from colibri.format import spec
+from colibri.ir.graph import Shape
+from colibri.lowering.program import Op, Operand, Program, Tensor
+from colibri.reference.certificate import Golden
 
 
 @dataclass(frozen=True)

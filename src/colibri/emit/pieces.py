@@ -12,10 +12,10 @@ from math import prod
 
 from colibri.emit.model_bin import Arrangement
 from colibri.errors import ExportError
-from colibri.layouts import block_bytes, store
-from colibri.program import Part, Program, Section
-from colibri.spec import LANES, align
-from colibri.weights import Deferred, Loaded, kind_of, loaded, take_rows
+from colibri.format.layouts import block_bytes, store
+from colibri.format.spec import LANES, align
+from colibri.ir.weights import Deferred, Loaded, kind_of, loaded, take_rows
+from colibri.lowering.program import Part, Program, Section
 
 _PIECE = 1 << 23  # elements of a piece, about: 32 MB as float32
 _BLOCK = 1 << 21  # elements laid out at once

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from colibri.common.folder import Folder
 from colibri.errors import ExportError
-from colibri.folder import Folder
 from colibri.frontends.tensor_files import PLAIN, read_header
-from colibri.graph import Array, Graph, from_json
+from colibri.ir.graph import Array, Graph, from_json
 
 
 def from_architecture(weights: str | Path, architecture: str | Path | None = None) -> Graph:

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from colibri import strict_json
+from colibri.common import strict_json
+from colibri.common.folder import Folder
+from colibri.common.names import check_name, shown
 from colibri.errors import ExportError
-from colibri.folder import Folder
-from colibri.graph import Array
-from colibri.names import check_name, shown
-from colibri.weights import Deferred
+from colibri.ir.graph import Array
+from colibri.ir.weights import Deferred
 
 Rows = Callable[[int, int], Array]  # first row, end -> those rows of the first axis
 

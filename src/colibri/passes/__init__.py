@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from colibri.graph import Graph
+from colibri.ir.graph import Graph
 from colibri.passes.fold import fold_affine, fold_constants
 from colibri.passes.fuse import fuse_activations
 from colibri.passes.layout import sink_transposes

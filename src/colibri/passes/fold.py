@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from colibri.graph import Array, Graph, Node
+from colibri.ir.graph import Array, Graph, Node
+from colibri.ir.weights import Deferred
 from colibri.passes.rewrite import rebuild
 from colibri.reference.interpreter import run
-from colibri.weights import Deferred
 
 
 def fold_constants(graph: Graph) -> Graph:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from colibri.graph import Graph, Node
+from colibri.ir.graph import Graph, Node
 from colibri.passes.rewrite import rebuild
 
 Perm = tuple[int, ...]

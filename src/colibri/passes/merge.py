@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from colibri.graph import Graph, Node
+from colibri.ir.graph import Graph, Node
+from colibri.ir.weights import stack, stackable
 from colibri.passes.rewrite import rebuild
-from colibri.weights import stack, stackable
 
 
 def merge_gates(graph: Graph) -> Graph:

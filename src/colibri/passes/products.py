@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from colibri.graph import Graph, Node
+from colibri.ir.graph import Graph, Node
 from colibri.passes.rewrite import rebuild
 
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from colibri import options
+from colibri.common import options
 from colibri.errors import ExportError
-from colibri.graph import Array, Graph, Node, Router, absent_expert, expert_numbers, is_absent
+from colibri.ir.graph import Array, Graph, Node, Router, absent_expert, expert_numbers, is_absent
+from colibri.ir.weights import Fp16Weight
 from colibri.passes.rewrite import rebuild
 from colibri.reference.interpreter import Trace, run
-from colibri.weights import Fp16Weight
 
 MODES = ("proven", "unused", "none")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from colibri.graph import Graph, Node
-from colibri.weights import Deferred, loaded
+from colibri.ir.graph import Graph, Node
+from colibri.ir.weights import Deferred, loaded
 
 
 def read_weights(graph: Graph) -> Graph:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from colibri.graph import Graph, Node
+from colibri.ir.graph import Graph, Node
 
 Rewrite = Callable[[Graph, Node, dict[str, str]], "str | None"]
 

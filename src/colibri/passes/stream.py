@@ -1,9 +1,9 @@
-"""Turns a graph that maps whole sequences into one that takes a moment at a time and keeps what it needs of the past.
+"""Turns a graph that maps whole sequences into one that takes one time step a call and keeps the past it needs.
 
 Every value is followed along its axis of time, which goes away. A causal convolution's window becomes delays, a
 recurrence goes on from one sample to the next; what has no axis of time stays as it is. A value's element i is known at
-moment i + shift; where values of different shifts meet, the earlier one is delayed. What looks at the whole sequence,
-into the future without end, or at its own position is refused.
+time step i + shift; where values of different shifts meet, the earlier one is delayed. What looks at the whole
+sequence, into the future without end, or at its own position is refused.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from colibri.compare import compare
+from colibri.common.compare import compare
 from colibri.errors import ExportError
-from colibri.graph import ENDLESS, Array, Graph, Node, Shape
+from colibri.ir.graph import ENDLESS, Array, Graph, Node, Shape
 from colibri.passes.rewrite import drop_unused
 from colibri.reference.interpreter import run
 
@@ -25,10 +25,10 @@ TOLERANCE = 1e-6  # largest |difference| / max |output| between the stream and t
 
 @dataclass(frozen=True)
 class Flow:
-    """A value of the stream: its name there, its axis of time in the whole graph (None: gone), its moments.
+    """A value of the stream: its name there, its axis of time in the whole graph (None: gone), its time steps.
 
     Of the whole's elements along that axis the first `front` are zeros that padding put there. What follows from the
-    state of a recurrence alone belongs to any moment: its `shift` is None.
+    state of a recurrence alone belongs to any time step: its `shift` is None.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Flow:
 
     @property
     def latency(self) -> int:
-        """Moments between an element and the moment at which the stream gives it."""
+        """Time steps between an element and the time step at which the stream gives it."""
         return self.shift or 0
 
     @property
@@ -50,8 +50,8 @@ class Flow:
 def stream(graph: Graph, axis: int) -> tuple[Graph, list[Flow]]:
     """The stream of a graph whose inputs all have time as their per-sample `axis`, and what its outputs are.
 
-    An output's element i is what the stream gives at moment i + latency; of an output without time, what it gives at
-    moment `latency`, the sequence's last. Raises ExportError naming the operation that needs more than the past.
+    An output's element i is what the stream gives at time step i + latency; of an output without time, what it gives at
+    time step `latency`, the sequence's last. Raises ExportError naming the operation that needs more than the past.
     """
     if graph.context:
         raise ExportError("a language model is a stream already")
@@ -77,7 +77,7 @@ def verify(graph: Graph, new: Graph, flows: Sequence[Flow], axis: int, rows: Seq
     whole = run(graph, [x[:4] for x in rows])
     compared = dict.fromkeys(graph.outputs, 0)
     for n in range(len(whole[0])):
-        given = run(new, moments([x[n : n + 1] for x in rows], axis))
+        given = run(new, time_steps([x[n : n + 1] for x in rows], axis))
         for name, flow, y, ours in zip(graph.outputs, flows, whole, given, strict=True):
             want = y[n][None] if flow.axis is None else np.moveaxis(y[n], flow.axis, 0)
             have = ours[flow.latency :][: len(want)]
@@ -94,8 +94,8 @@ def verify(graph: Graph, new: Graph, flows: Sequence[Flow], axis: int, rows: Seq
         )
 
 
-def moments(rows: Sequence[Array], axis: int) -> list[Array]:
-    """Whole sequences (n, *shape) of each input as the moments of one stream, one sequence after the other."""
+def time_steps(rows: Sequence[Array], axis: int) -> list[Array]:
+    """Whole sequences (n, *shape) of each input as the time steps of one stream, one sequence after the other."""
     turned = [np.moveaxis(x, axis + 1, 1) for x in rows]
     return [np.ascontiguousarray(x.reshape(-1, *x.shape[2:])) for x in turned]
 
@@ -140,7 +140,7 @@ class _Stream:
         return self.new.add(op, *inputs, output=f"stream.{self.made}", **attrs)
 
     def delayed(self, name: str, steps: int) -> str:
-        """The value of some moments before, zeros before the first."""
+        """The value of some time steps before, zeros before the first."""
         if steps == 0:
             return name
         shape = self.new.shapes[name]
@@ -153,7 +153,7 @@ class _Stream:
         return replace(flow, name=self.delayed(flow.name, flow.front), shift=flow.settled, front=0)
 
     def together(self, names: Sequence[str]) -> tuple[list[str], Flow]:
-        """Values of one moment: those of the flows, delayed where they are early, and constants without time."""
+        """Values of one time step: those of the flows, delayed where they are early, and constants without time."""
         flows = [self.flows[name] for name in names if name in self.flows]
         shift = max((flow.settled for flow in flows if flow.settled is not None), default=None)
         first = next(name for name in names if name in self.flows)
@@ -188,7 +188,7 @@ class _Stream:
     # --- operations ---
 
     def _other(self, node: Node) -> Flow:
-        raise ExportError("looks beyond the moment, which is not supported")
+        raise ExportError("looks beyond its time step, which is not supported")
 
     def _pointwise(self, node: Node) -> Flow:
         values, flow = self.together(node.inputs)
@@ -207,7 +207,7 @@ class _Stream:
         """What works along the last axis; other inputs are constants of it."""
         flow = self.settled(node.inputs[0])
         if flow.axis is not None and flow.axis == len(self.graph.shapes[node.inputs[0]]) - 1:
-            raise ExportError("mixes moments: it works along the axis of time")
+            raise ExportError("mixes time steps: it works along the axis of time")
         if any(i in self.flows for i in node.inputs[1:]):
             raise ExportError("needs constant weights")
         return replace(flow, name=self.add(node, flow.name, *node.inputs[1:]))
@@ -219,7 +219,7 @@ class _Stream:
             raise ExportError("has a capacity, which counts the tokens of a whole sequence")
         values, flow = self.together(node.inputs)
         if flow.axis == len(self.graph.shapes[node.inputs[0]]) - 1:
-            raise ExportError("mixes moments: a token is a whole sequence")
+            raise ExportError("mixes time steps: a token is a whole sequence")
         return replace(flow, name=self.add(node, *values))
 
     def _reduce(self, node: Node) -> Flow:
@@ -255,7 +255,7 @@ class _Stream:
             return replace(flow, name=self.add(node, flow.name))
         at = flow.axis + len(shape) - len(self.graph.shapes[node.inputs[0]])
         if shape[at] != self.graph.shapes[node.inputs[0]][flow.axis]:
-            raise ExportError("repeats a moment along time")
+            raise ExportError("repeats a time step along time")
         return replace(flow, name=self.add(node, flow.name, shape=_without(shape, at)), axis=at)
 
     def _slice(self, node: Node) -> Flow:
@@ -265,7 +265,7 @@ class _Stream:
             return replace(flow, name=self.add(node, flow.name, axis=now))
         start = node.attrs["start"]
         if node.attrs["step"] != 1:
-            raise ExportError("takes one moment of several: a stream has one rate")
+            raise ExportError("takes one time step of several: a stream has one rate")
         return replace(flow, shift=flow.latency + start, front=max(0, flow.front - start))
 
     def _concat(self, node: Node) -> Flow:
@@ -278,7 +278,7 @@ class _Stream:
                 raise ExportError("joins sequences one after the other")
             ahead = node.inputs[:at]
             if any(self.graph.array(name).any() for name in ahead):
-                raise ExportError("puts something else than zeros before the first moment")
+                raise ExportError("puts something else than zeros before the first time step")
             front = sum(self.graph.shapes[name][axis] for name in ahead)
             return replace(flow, shift=flow.latency - front, front=flow.front + front)
         values, flow = self.together(node.inputs)
@@ -332,4 +332,4 @@ def _without(shape: Shape, axis: int) -> Shape:
     return (*shape[:axis], *shape[axis + 1 :])
 
 
-__all__ = ["Flow", "moments", "stream", "verify"]
+__all__ = ["Flow", "stream", "time_steps", "verify"]

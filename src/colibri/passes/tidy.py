@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from colibri.graph import Graph, Node
+from colibri.ir.graph import Graph, Node
 from colibri.passes.rewrite import rebuild
 
 

@@ -13,13 +13,13 @@ from itertools import pairwise
 import numpy as np
 
 from colibri.errors import ExportError
-from colibri.graph import Array, Graph, Node, is_absent
+from colibri.ir.graph import Array, Graph, Node, is_absent
+from colibri.ir.weights import ACTIVATION_GROUP, Int4Weight, Int8Weight, Loaded, dense, loaded
 from colibri.quantize import formats
 from colibri.quantize.lift import lifted
 from colibri.quantize.report import relative_error, weight_error
 from colibri.reference.interpreter import Trace, run
 from colibri.reference.ops import quantize_rows
-from colibri.weights import ACTIVATION_GROUP, Int4Weight, Int8Weight, Loaded, dense, loaded
 
 DTYPES = ("fp32", "fp16", "int8", "int4", "mixed")
 
@@ -196,7 +196,7 @@ def _share(tensors: Sequence[_Tensor], kind: str) -> float:
     for matrix in free[:: -(-len(free) // _TRIED)] if free else []:
         some = _spread(matrix, _TRIED_ROWS)
         try:
-            with_e, without = (weight_error(some, _encode(kind, some, None, s)) for s in (formats.SHARE, 0.0))
+            with_e, without = (weight_error(some, formats.encode(kind, some, None, s)) for s in (formats.SHARE, 0.0))
         except ExportError:
             continue
         ratios.append(with_e / without if without > 0 else 1.0)
@@ -211,7 +211,7 @@ def _add_options(tensor: _Tensor, kinds: Sequence[str], shares: Mapping[str, flo
     energy = None if tensor.seen is None else np.asarray(np.square(tensor.seen).mean(axis=0), np.float32)
     for kind in kinds[1:]:
         try:
-            weight = _encode(kind, tensor.matrix, energy, shares.get(kind, 0.0))
+            weight = formats.encode(kind, tensor.matrix, energy, shares.get(kind, 0.0))
         except ExportError as error:
             if strict:
                 raise ExportError(f"{tensor.name}: {error}") from None
@@ -220,12 +220,6 @@ def _add_options(tensor: _Tensor, kinds: Sequence[str], shares: Mapping[str, flo
             tensor.options[kind] = weight
     if len(tensor.options) == 1 and kinds[1:]:
         tensor.kept = "no smaller in another format"
-
-
-def _encode(kind: str, matrix: Array, energy: Array | None, share: float) -> Loaded:
-    if kind == "fp16":
-        return formats.fp16(matrix)
-    return (formats.int8 if kind == "int8" else formats.int4)(matrix, energy, share)
 
 
 def _apply(graph: Graph, tensors: Sequence[_Tensor], chosen: Mapping[Key, str], activations: str) -> Graph:

@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 
 from colibri.errors import ExportError
-from colibri.graph import Array, Graph, Node
-from colibri.quantize import formats
-from colibri.quantize.choose import router_linears
-from colibri.weights import (
+from colibri.ir.graph import Array, Graph, Node
+from colibri.ir.weights import (
     WEIGHT_GROUP,
     Deferred,
     Fp16Weight,
@@ -31,6 +29,8 @@ from colibri.weights import (
     residual_bytes,
     take_rows,
 )
+from colibri.quantize import formats
+from colibri.quantize.choose import router_linears
 
 DTYPES = ("fp32", "fp16", "int8", "int4")
 Energies = Mapping["str | tuple[int, int, str]", Array]
@@ -134,20 +134,14 @@ def _as(value: Weight, kind: str, share: float, energy: Array | None, mask: bool
         return _checked(value, mask)
 
     def part(start: int, stop: int) -> Loaded:
-        return _encode(_floats(take_rows(value, start, stop)), kind, energy, 0.0)
+        return formats.encode(kind, _floats(take_rows(value, start, stop)), energy, 0.0)
 
     def whole() -> Loaded:
         matrix = _floats(loaded(value))
-        return _encode(matrix, kind, energy, share) if entries else _in_blocks(matrix, kind, energy)
+        return formats.encode(kind, matrix, energy, share) if entries else _in_blocks(matrix, kind, energy)
 
     alone = not entries and (not isinstance(value, Deferred) or value.rows is not None)
     return Deferred(value.shape, _KINDS[kind], whole, entries or -1, part if alone else None)
-
-
-def _encode(matrix: Array, kind: str, energy: Array | None, share: float) -> StoredWeight:
-    if kind == "fp16":
-        return formats.fp16(matrix)
-    return (formats.int8 if kind == "int8" else formats.int4)(matrix, energy, share)
 
 
 def _in_blocks(matrix: Array, kind: str, energy: Array | None) -> StoredWeight:
@@ -155,10 +149,10 @@ def _in_blocks(matrix: Array, kind: str, energy: Array | None) -> StoredWeight:
     rows, cols = matrix.shape
     step = max(1, _BLOCK // cols)
     if rows <= step:
-        return _encode(matrix, kind, energy, 0.0)
+        return formats.encode(kind, matrix, energy, 0.0)
     fields: dict[str, Any] = {}
     for start in range(0, rows, step):
-        block = _encode(matrix[start : start + step], kind, energy, 0.0)
+        block = formats.encode(kind, matrix[start : start + step], energy, 0.0)
         for field in ("values", "q", "scale"):
             if (part := getattr(block, field, None)) is not None:
                 if start == 0:

@@ -14,8 +14,8 @@ import numpy as np
 
 from colibri._engine import ffi, lib
 from colibri.errors import ExportError
-from colibri.graph import Array
-from colibri.weights import WEIGHT_GROUP, Fp16Weight, Int4Weight, Int8Weight, Residual, residual_bytes
+from colibri.ir.graph import Array
+from colibri.ir.weights import WEIGHT_GROUP, Fp16Weight, Int4Weight, Int8Weight, Residual, StoredWeight, residual_bytes
 
 SHARE = 0.01  # of a weight's bytes, for its E
 
@@ -29,6 +29,13 @@ _CHUNK, _TURNED = 1 << 16, 1 << 19  # weights handled at once, so that they stay
 _INT8, _INT4 = (-127, 127), (-8, 7)
 
 Limits = tuple[int, int]
+
+
+def encode(kind: str, matrix: Array, energy: Array | None, share: float) -> StoredWeight:
+    """The matrix as `kind`: fp16, int8 or int4; energy and share are int8's and int4's."""
+    if kind == "fp16":
+        return fp16(matrix)
+    return (int8 if kind == "int8" else int4)(matrix, energy, share)
 
 
 def fp16(matrix: Array) -> Fp16Weight:

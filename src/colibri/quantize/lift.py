@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from colibri.graph import Graph, Node
+from colibri.ir.graph import Graph, Node
 from colibri.passes.rewrite import rebuild
 
 _FINE = 2.0**-9  # where a matrix's largest weight is below, float16's normal numbers do not hold the others and scales

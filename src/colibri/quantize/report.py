@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from colibri.errors import ExportError
-from colibri.graph import Array, Graph
+from colibri.ir.graph import Array, Graph
+from colibri.ir.weights import Int4Weight, Int8Weight, Weight, dense
 from colibri.reference.interpreter import Trace, run
-from colibri.weights import Int4Weight, Int8Weight, Weight, dense
 
 Scorer = Callable[[list[Array]], float]
 Numbers = np.ndarray[Any, np.dtype[Any]]

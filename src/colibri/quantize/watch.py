@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from colibri.graph import Array, Graph
+from colibri.ir.graph import Array, Graph
 from colibri.quantize.choose import own_errors
 from colibri.quantize.report import Quality
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from colibri import arithmetic
 from colibri.errors import ModelError
-from colibri.graph import Array, Graph, Node, sight
-from colibri.reference import ops, sequence
-from colibri.weights import loaded
+from colibri.ir.graph import Array, Graph, Node, sight
+from colibri.ir.weights import loaded
+from colibri.reference import arithmetic, ops, sequence
 
 CANONICAL_NAN = np.uint32(0x7FC00000).view(np.float32)
 

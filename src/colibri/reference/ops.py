@@ -11,18 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from colibri.graph import Array, Router
+from colibri.format.spec import GROUP, LANES
+from colibri.ir.graph import Array, Router
+from colibri.ir.weights import ACTIVATION_GROUP, WEIGHT_GROUP, Fp16Weight, Int4Weight, Int8Weight, Loaded, Residual
 from colibri.reference import elementary
-from colibri.spec import GROUP, LANES
-from colibri.weights import (
-    ACTIVATION_GROUP,
-    WEIGHT_GROUP,
-    Fp16Weight,
-    Int4Weight,
-    Int8Weight,
-    Loaded,
-    Residual,
-)
 
 F = np.float32
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from colibri.graph import Array
+from colibri.format.spec import PAGE
+from colibri.ir.graph import Array
+from colibri.ir.weights import Weight, dense
 from colibri.reference import elementary, ops
-from colibri.spec import PAGE
-from colibri.weights import Weight, dense
 
 F = np.float32
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from colibri.errors import ColibriError
-from colibri.package import Package
+from colibri.format.package import Package
 from colibri.report import replay
-from colibri.report.traces import Routes, Trace, positions, requests
+from colibri.report.traces import Routes, RouteTrace, positions, requests
 
 PAGE = 4096  # bytes; the kernel reads and locks whole pages
 LEAST_ROWS = 40
@@ -88,7 +88,7 @@ class Pin:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Pinning:
     """What a budget gives: every policy on the second half, and what to do.
 
     `gain` are the bytes a row that static saves over LRU; `gain_exchanged` the same where what to pin is learned on the
@@ -120,7 +120,7 @@ class Advice:
     asked: float
     skew: list[Skew]
     locality: list[Locality]
-    plans: list[Plan]
+    plans: list[Pinning]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for JSON."""
@@ -128,7 +128,7 @@ class Advice:
         return {**asdict(self), "plans": plans}
 
 
-def advise(package: Package, trace: Trace, budgets: Sequence[int] = ()) -> Advice:
+def advise(package: Package, trace: RouteTrace, budgets: Sequence[int] = ()) -> Advice:
     """Judge a trace of `package`; raises ColibriError where it is of another model or too short."""
     routes = positions(trace, package)
     if trace.rows < LEAST_ROWS:
@@ -142,7 +142,7 @@ def advise(package: Package, trace: Trace, budgets: Sequence[int] = ()) -> Advic
                         for r, layer in zip(routes, package.layers, strict=True)])  # fmt: skip
     shares = {int(total * share) // PAGE * PAGE for share in SHARES}
     chosen = sorted(set(budgets) or {size for size in shares if size >= min(sizes)} or {total})
-    plans = [_plan(package, asked, sizes, budget, half, any(s.p_all < LEVEL for s in skews)) for budget in chosen]
+    plans = [_pinning(package, asked, sizes, budget, half, any(s.p_all < LEVEL for s in skews)) for budget in chosen]
     wanted = sum(sizes[e] for row in asked[half:] for e in row) / (trace.rows - half)
     localities = [locality(r) for r in routes]
     return Advice(package.path, trace.rows, max(r.shape[1] for r in routes), total, wanted, skews, localities, plans)
@@ -252,7 +252,9 @@ def locality(routes: Routes) -> Locality:
 # --- policies ---------------------------------------------------------------------------------------------------------
 
 
-def _plan(package: Package, asked: replay.Requests, sizes: Sequence[int], budget: int, half: int, skewed: bool) -> Plan:
+def _pinning(
+    package: Package, asked: replay.Requests, sizes: Sequence[int], budget: int, half: int, skewed: bool
+) -> Pinning:
     pinned = replay.most_used(asked[:half], sizes, budget)
     read = {
         "lru": replay.lru(asked, sizes, budget)[half:],
@@ -278,7 +280,7 @@ def _plan(package: Package, asked: replay.Requests, sizes: Sequence[int], budget
         e = package.experts[n]
         share = sum(n in row for row in asked[:half]) / half
         pins.append(Pin(int(e["layer"]), int(e["index"]), n, int(e["offset"]), int(e["bytes"]), share))
-    return Plan(budget, policies, gain, back, pin, reason, pins)
+    return Pinning(budget, policies, gain, back, pin, reason, pins)
 
 
 def _verdict(

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from colibri import spec
-from colibri.engine import Model
 from colibri.errors import ColibriError
-from colibri.graph import Array
-from colibri.package import Package
+from colibri.format import spec
+from colibri.format.package import Package
+from colibri.ir.graph import Array
 from colibri.quantize.report import Flips, compare_routes
-from colibri.report.traces import Trace, require_layers
+from colibri.report.traces import RouteTrace, require_layers
+from colibri.runtime.engine import Model
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
@@ -68,7 +68,7 @@ def calibrated_use(package: Package) -> list[Use]:
     return found
 
 
-def measured_use(package: Package, trace: Trace) -> list[Use]:
+def measured_use(package: Package, trace: RouteTrace) -> list[Use]:
     """Use in a trace of this very model."""
     found = []
     for n, layer in enumerate(trace.layers):

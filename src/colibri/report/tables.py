@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from colibri.package import Package
-from colibri.report.advise import LEVEL, Advice, Plan
+from colibri.format.package import Package
+from colibri.report.advise import LEVEL, Advice, Pinning
 from colibri.report.routes import LayerFlips, RouteBudget, Use
 
 _LISTED = 64  # experts; of larger models only the layers are shown
@@ -124,7 +124,7 @@ def advice_tables(advice: Advice) -> Iterator[Table | str]:
         yield _verdict(plan)
 
 
-def _verdict(plan: Plan) -> str:
+def _verdict(plan: Pinning) -> str:
     head = f"[bold]{size_text(plan.budget)}: {'pin' if plan.pin else 'do not pin'}[/]: {plan.reason}"
     if not plan.pin:
         return head

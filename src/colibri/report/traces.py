@@ -12,9 +12,9 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from colibri.engine import Model
 from colibri.errors import ColibriError
-from colibri.package import Package
+from colibri.format.package import Package
+from colibri.runtime.engine import Model
 
 Routes = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -26,7 +26,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Trace:
+class RouteTrace:
     """The choices of every MoE layer, (rows, tokens, k) int32: original expert numbers, best first, NONE for none."""
 
     layers: list[Routes]
@@ -37,10 +37,10 @@ class Trace:
         return len(self.layers[0])
 
 
-def record(model: Model, inputs: Sequence[Any]) -> Trace:
+def record(model: Model, inputs: Sequence[Any]) -> RouteTrace:
     """Run `inputs` (rows, *shape), rows in the order of time; raises ColibriError for a model without MoE layers."""
     require_layers(model.package)
-    return Trace(model.routes(*inputs))
+    return RouteTrace(model.routes(*inputs))
 
 
 def require_layers(package: Package) -> None:
@@ -49,7 +49,7 @@ def require_layers(package: Package) -> None:
         raise ColibriError(f"{package.path} has no MoE layer, so it has no routes: pass a model with experts")
 
 
-def save(trace: Trace, path: Path) -> None:
+def save(trace: RouteTrace, path: Path) -> None:
     """Write a .npz file: `layer_0`, `layer_1`, … and the version of this form."""
     named = {f"layer_{n}": layer for n, layer in enumerate(trace.layers)}
     try:
@@ -59,7 +59,7 @@ def save(trace: Trace, path: Path) -> None:
         raise ColibriError(f"{path} cannot be written: {error.strerror}: choose another output file") from None
 
 
-def load(path: Path) -> Trace:
+def load(path: Path) -> RouteTrace:
     """Read what `save` wrote; raises ColibriError for anything else."""
     try:
         loaded = np.load(path, allow_pickle=False)
@@ -72,10 +72,10 @@ def load(path: Path) -> Trace:
         raise ColibriError(f"{path} is no trace of routes: pass the file that `colibri trace` wrote")
     if arrays["colibri_trace"] != _VERSION:
         raise ColibriError(f"{path} is a trace of version {arrays['colibri_trace']}, not {_VERSION}: record it again")
-    return Trace(layers)
+    return RouteTrace(layers)
 
 
-def positions(trace: Trace, package: Package) -> list[Routes]:
+def positions(trace: RouteTrace, package: Package) -> list[Routes]:
     """The trace's choices as positions in the file's expert directory (NONE stays).
 
     Raises ColibriError where the trace names layers or experts that the file has not.

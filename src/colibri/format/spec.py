@@ -1,0 +1,480 @@
+"""The one table of everything Python and C must agree on: format version, records, enumerations, limits, errors.
+
+`tools/generate.py` writes the C header and the tables in the documents from it; a test fails when one is out of date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from colibri.ir.graph import APPLY, BINARY, CACHES, ENDLESS, GROUP_RULES, NORMALIZE, REDUCE, SCORES, SIGHTS, UNARY
+from colibri.ir.weights import ACTIVATION_GROUP, CELL_COLS, CELL_ROWS, WEIGHT_GROUP
+
+VERSION = "0.1.0"
+FORMAT_VERSION = 5
+MAGIC = b"COLIBRI\0"
+
+ALIGN_MODEL = 64  # of the file in memory, and of every tensor in it
+ALIGN_CONTEXT = 64  # of the caller's block
+ALIGN_BUFFER = 32  # of every planned buffer inside the block
+ALIGN_EXPERT = 4096  # of every expert in the file, unless the exporter is told otherwise
+HEAD_BYTES = 128  # the block's first bytes hold colibri_context_t on every target
+EXPERT_TILE = 64  # tokens an expert takes at once, so that its weights are read once for all of them
+LANES = 8  # output rows interleaved in a weight matrix; partial sums of a reduction
+GROUP = 256  # inputs summed in one chain before the chains are added up
+PAGE = 64  # positions of a page of the attention cache
+NONE = 0xFFFFFFFF  # "no tensor"
+LIMIT = ENDLESS  # largest dimension or stride; keeps the validator's sums below 2**63
+MAX_BATCH = 1 << 16
+MAX_META = 1 << 28  # bytes of header and metadata: they are copied and proven before anything runs
+MAX_EXPERTS = 65535  # of one layer: the certificate holds choices as u16, and 65535 for none
+
+SPACES = ("none", "arena", "input", "output", "const", "token_in", "token_out", "token_weight")
+LAYOUTS = ("flat", "rows8_f32", "rows8_f16", "rows8_i8", "rows8_i4", "residual")
+SCOPES = ("shared", "expert")
+
+ERRORS: tuple[tuple[str, str], ...] = (
+    ("OK", "no error"),
+    ("NULL", "a pointer is null: pass the memory block, the model, the input and the output"),
+    (
+        "MISALIGNED",
+        "the model or the memory block is not aligned to 64 bytes, or a row not to 4: use aligned_alloc",
+    ),
+    ("MAGIC", "this is not a Colibri model: the file does not start with COLIBRI; pass the exported model.bin"),
+    ("VERSION", "the model's format version is not this engine's: export it again with the matching package"),
+    ("TRUNCATED", "the model is shorter than its header says: copy or download it again"),
+    ("HEADER", "the model's header is corrupt: its checksum or a field is wrong; export or copy it again"),
+    ("CHECKSUM", "a checksum of the model does not match its content: copy it again from a good source"),
+    (
+        "PROGRAM",
+        "the model's program is not valid: an operation reaches outside its memory or costs more than stated; "
+        "export it again",
+    ),
+    ("TENSOR", "a tensor's place, size or layout in the model is not valid: export it again"),
+    ("ROUTING", "a routing descriptor of the model is not valid: export it again"),
+    ("EXPERT", "an entry of the model's expert directory is not valid: export it again"),
+    ("MEMORY", "the memory block is too small: give it colibri_model_size() bytes"),
+    ("TOO_LARGE", "the model does not fit this machine's address space: use a machine with 64-bit addresses"),
+    ("BIG_ENDIAN", "this machine is big-endian, which the model format is not: run on a little-endian machine"),
+    ("BATCH", "batch_size is not between 1 and the model's largest: split the batch or export with a larger one"),
+    (
+        "SELFTEST",
+        "the output is not what the model's certificate says, or it has none: the port or the memory is faulty",
+    ),
+    # the host layer's, colibri_host.h
+    ("OPEN_FAILED", "the model file cannot be opened or read: check path, permissions and that it is a regular file"),
+    ("MMAP_FAILED", "the system does not map the model: free address space, or close one of 64 guarded maps"),
+    ("CHANGED", "the model file was changed while it was mapped: open it again; replace model files by renaming"),
+    ("READ_FAILED", "the medium cannot read a mapped page of the model: check the disk and copy the model again"),
+    ("NO_EXPERT", "the model has no expert of this number: pass 0 to colibri_get_num_experts() - 1"),
+    ("LOCK_LIMIT", "the limit on locked memory is reached: raise it (ulimit -l, LimitMEMLOCK=) or lock fewer experts"),
+    ("LOCK_FAILED", "the system does not lock this memory: free some, or run where locking is allowed"),
+    (
+        "HUGE_PAGES",
+        "the system gives this process no huge pages: allow them (transparent_hugepage=madvise) or go without",
+    ),
+    ("RELEASE_FAILED", "the system does not release this memory: unlock these experts first"),
+    (
+        "THREAD_FAILED",
+        "a prefetching thread cannot be started: raise the limit (ulimit -u), free memory, or go without",
+    ),
+    ("UNSUPPORTED", "this system has no such service: read the model into memory and give that to colibri_init"),
+    # language models'
+    ("CONTEXT", "the text does not fit the model's context: rewind, or export with a longer one (--context)"),
+    ("TOKEN", "a token id is not in the vocabulary: use the model's own tokenizer"),
+    ("REWIND", "the positions to go back to are no longer in the cache: rewind to 0 and evaluate the text again"),
+    # the tokenizer's, colibri_tokenizer.h
+    ("TOKENIZER", "this is not a tokenizer.bin, or it is damaged: write or copy it again"),
+    ("SCRATCH", "the scratch memory is too small for this text: give it colibri_tokenizer_scratch() bytes"),
+    ("OUTPUT", "the output array is too small: give it room for as many elements as the count returned"),
+    ("SOURCE", "an encoder-decoder model, and no other, reads a source text first: see colibri_lm_source"),
+    # the arithmetic, and what a context is doing
+    (
+        "ARITHMETIC",
+        "this build or machine does not compute as IEEE 754 says: compile without options that change floats "
+        "(docs/arithmetic.md)",
+    ),
+    ("BUSY", "the context is running already: a hook or another thread needs a context of its own"),
+    (
+        "UNFINISHED",
+        "the self-test would end the text or stream that this context holds: test a second context, or set position "
+        "and source to 0",
+    ),
+    # the tokenizer's proofs
+    ("VOCABULARY", "a token, merge or template of the tokenizer.bin is not valid: write it again"),
+    ("ADDED_TOKEN", "the added tokens of the tokenizer.bin are not tries of whole characters: write it again"),
+    ("PATTERN", "a split pattern or a character class of the tokenizer.bin is not valid: write it again"),
+    ("NORMAL_FORM", "the normal form (NFC) of the tokenizer.bin is not valid: write it again"),
+    ("TOO_SLOW", "the patterns or added tokens of the tokenizer.bin take too much work for this text: write it again"),
+    # the context's, and the proof of a program's order
+    ("DAMAGED", "the context's head was overwritten: look for a stray write, and start again with colibri_init"),
+    (
+        "ORDER",
+        "an operation of the model reads what none has written, or another row's, or overwrites what it still reads: "
+        "export it again",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a record: C type (`u8 u16 u32 u64 f32` or a record's name), name, number of elements, meaning."""
+
+    type: str
+    name: str
+    count: int
+    doc: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """A fixed-size little-endian record without implicit padding."""
+
+    name: str
+    bytes: int
+    doc: str
+    fields: tuple[Field, ...]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy structured dtype of the record."""
+        columns = [(f.name, field_dtype(f.type), (f.count,)) if f.count > 1 else (f.name, field_dtype(f.type))
+                   for f in self.fields]  # fmt: skip
+        record = np.dtype(columns)
+        assert record.itemsize == self.bytes, f"{self.name}: {record.itemsize} bytes, not {self.bytes}"
+        return record
+
+
+def field_dtype(kind: str) -> np.dtype[Any]:
+    """The NumPy dtype of a field's type."""
+    scalars = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "f32": "<f4"}
+    return np.dtype(scalars[kind]) if kind in scalars else RECORDS[kind].dtype
+
+
+def _record(name: str, size: int, doc: str, *fields: tuple[str, str, int, str]) -> Record:
+    return Record(name, size, doc, tuple(Field(*f) for f in fields))
+
+
+HEADER = _record(
+    "header", 256, "The first bytes of the file.",
+    ("u8", "magic", 8, "`COLIBRI` and a zero byte"),
+    ("u32", "version", 1, "format version; a reader accepts its own only"),
+    ("u32", "max_batch", 1, "rows the context memory is planned for"),
+    ("u64", "total_bytes", 1, "size of the file"),
+    ("u64", "meta_bytes", 1, "end of the metadata, where the shared weights begin"),
+    ("u64", "shared_bytes", 1, "size of the weights outside the experts"),
+    ("u64", "context_bytes", 1, "exact size of the memory block, the context's head included"),
+    ("u64", "worst_macs", 1, "multiply-accumulates of one row if every token chose its layer's k costliest experts"),
+    ("u64", "worst_bytes", 1, "weight bytes read by one row along the costliest route"),
+    ("u32", "input_floats", 1, "floats of one input row: the inputs one after another"),
+    ("u32", "output_floats", 1, "floats of one output row: the outputs one after another"),
+    ("u32", "ports_offset", 1, "file offset of the port records, inputs first"),
+    ("u32", "inputs", 1, "number of inputs"),
+    ("u32", "outputs", 1, "number of outputs"),
+    ("u32", "ops_offset", 1, "file offset of the operation records"),
+    ("u32", "ops", 1, "number of operation records"),
+    ("u32", "main_ops", 1, "how many of them are the main program; the rest belong to experts"),
+    ("u32", "tensors_offset", 1, "file offset of the tensor directory"),
+    ("u32", "tensors", 1, "number of tensors"),
+    ("u32", "layers_offset", 1, "file offset of the MoE layer records"),
+    ("u32", "layers", 1, "number of MoE layers"),
+    ("u32", "experts_offset", 1, "file offset of the expert directory"),
+    ("u32", "experts", 1, "number of experts in all layers together"),
+    ("u32", "golden_offset", 1, "file offset of the parity certificate"),
+    ("u32", "golden_rows", 1, "number of golden rows in it"),
+    ("u32", "golden_bytes", 1, "size of one golden row"),
+    ("u32", "info_offset", 1, "file offset of the information text (UTF-8 JSON)"),
+    ("u32", "info_bytes", 1, "size of that text"),
+    ("u32", "meta_crc", 1, "CRC-32 of the metadata, from the header's end to `meta_bytes`"),
+    ("u32", "shared_crc", 1, "CRC-32 of the shared weights"),
+    ("u32", "context_tokens", 1, "most tokens of a text; 0: samples have nothing to do with each other; 2^30: they "
+     "are a stream's, without an end"),
+    ("u32", "tail_op", 1, "operations from here on may run for the last samples of a batch alone"),
+    ("u32", "encoder_ops", 1, "operations that read the source text, before all others; 0: the model has none"),
+    ("u64", "worst_work", 1, "elementary steps of one row along the costliest route, an upper bound; see Work"),
+    ("u64", "cleared_bytes", 1, "of the context block, from its start: what colibri_init clears; only attention's "
+     "caches, which are written before they are read, may lie behind it"),
+    ("u32", "reserved", 19, "zero"),
+    ("u32", "header_crc", 1, "CRC-32 of the header's first 252 bytes"),
+)  # fmt: skip
+
+PORT = _record(
+    "port", 64, "One input or output of the model.",
+    ("u8", "name", 32, "UTF-8 without control characters, zero-padded; not empty, and ends with a zero"),
+    ("u32", "floats", 1, "elements of one row"),
+    ("u32", "rank", 1, "number of axes after the batch"),
+    ("u32", "dims", 6, "their sizes, then zeros"),
+)  # fmt: skip
+
+OPERAND = _record(
+    "operand", 24, "Where an operation finds one row of a value: offset + sample · sample_stride + row · row_stride + "
+    "step · step_stride.",
+    ("u64", "offset", 1, "bytes from the start of the space"),
+    ("u32", "sample_stride", 1, "floats from one sample (in an expert: one token) to the next"),
+    ("u32", "row_stride", 1, "floats from one row of a sample to the next"),
+    ("u32", "space", 1, "a `space` value; `const` reads the tensor `w0` (operand a) or `w1` (operand b)"),
+    ("u32", "step_stride", 1, "floats from one step of the loop the operation is in to the next; zero outside loops"),
+)  # fmt: skip
+
+OP = _record(
+    "op", 192, "One operation on `rows` rows of every sample.",
+    ("u16", "code", 1, "an `op` value"),
+    ("u16", "func", 1, "function of map1, map2, reduce; activation of linear; a `cache` value of cache, attention"),
+    ("u32", "rows", 1, "rows a sample has; delay: time steps it recalls, a row each"),
+    ("operand", "a", 1, "first input; for `moe` the tokens"),
+    ("operand", "b", 1, "second input of map2; for `moe` the logits; for `cache` the values; for linear a computed "
+     "matrix, in layout rows8_f32"),
+    ("operand", "out", 1, "output"),
+    ("operand", "work", 1, "for `moe` its workspace: slots, weights, choices, grouping; for cache, attention and delay "
+     "what they keep from one run to the next"),
+    ("u32", "w0", 1, "a tensor, or `0xFFFFFFFF`: none; a constant operand a of map1 and map2"),
+    ("u32", "w1", 1, "a tensor, or none; a constant operand b of map2"),
+    ("u32", "w2", 1, "a tensor, or none"),
+    ("u32", "dims", 4, "sizes inside a row, and 1 where there are fewer; of map1 and map2 its axes"),
+    ("u32", "strides_a", 4, "strides of a, in floats"),
+    ("u32", "strides_b", 4, "strides of b, in floats"),
+    ("u32", "strides_out", 4, "strides of out, in floats, row-major"),
+    ("f32", "alpha", 1, "first parameter of the function"),
+    ("f32", "beta", 1, "second parameter of the function"),
+    ("u16", "before", 1, "map2: the `unary` function that a passes through first; zero elsewhere"),
+    ("u16", "after", 1, "map2: the `unary` function, with alpha and beta 0, that the result passes through; zero "
+     "elsewhere"),
+)  # fmt: skip
+
+TENSOR = _record(
+    "tensor", 32, "One weight tensor.",
+    ("u64", "offset", 1, "bytes from the start of the file, or of the expert where the scope is `expert`"),
+    ("u64", "bytes", 1, "size, padding of the layout included"),
+    ("u32", "layout", 1, "a `layout` value; see Layouts"),
+    ("u32", "rows", 1, "output rows (1 where flat)"),
+    ("u32", "cols", 1, "inputs (elements where flat)"),
+    ("u32", "scope", 1, "a `scope` value"),
+)  # fmt: skip
+
+GOLDEN = _record(
+    "golden", 8, "The head of one golden row; after it float32 input[input_floats], then u16 choices in the order they "
+    "are made (layer, token, slot), then zeros to a multiple of 4 bytes.",
+    ("u32", "output_crc", 1, "CRC-32 of the output row's float32 bits"),
+    ("u32", "choices", 1, "number of choices"),
+)  # fmt: skip
+
+LAYER = _record(
+    "layer", 64, "One MoE layer: how it routes and where its experts are.",
+    ("u32", "experts", 1, "number of experts"),
+    ("u32", "k", 1, "experts chosen per token"),
+    ("u32", "score", 1, "a `score` value"),
+    ("u32", "normalize", 1, "a `normalize` value"),
+    ("f32", "scale", 1, "factor on every weight"),
+    ("u32", "first_expert", 1, "its first entry in the expert directory"),
+    ("u32", "d_in", 1, "floats of a token"),
+    ("u32", "d_out", 1, "floats of an expert's output"),
+    ("u32", "tile", 1, "tokens an expert's scratch memory holds"),
+    ("u32", "groups", 1, "groups of equal size that its experts form; 1: none"),
+    ("u32", "kept_groups", 1, "groups that take part in the choice"),
+    ("u32", "group_rule", 1, "a `group_rule` value: what ranks a group"),
+    ("u32", "capacity", 1, "tokens of a sample, or of a whole source text, an expert takes; 0: no limit"),
+    ("u32", "apply", 1, "an `apply` value: what the weight multiplies"),
+    ("f32", "epsilon", 1, "added to the sum of the weights, or its least value, or the sparse mixer's"),
+    ("u32", "quantized", 1, "inputs of a token that is handed over as a quantised row; 0: as floats"),
+)  # fmt: skip
+
+EXPERT = _record(
+    "expert", 64, "One expert: its weights, its program, its share of the calibration tokens.",
+    ("u64", "offset", 1, "file offset of its weights"),
+    ("u64", "bytes", 1, "their size"),
+    ("u64", "macs", 1, "multiply-accumulates per token"),
+    ("u32", "crc", 1, "CRC-32 of its weights"),
+    ("u32", "layer", 1, "the layer it belongs to"),
+    ("u32", "first_op", 1, "its first operation record"),
+    ("u32", "ops", 1, "how many it has (experts of one shape share them); 0: pruned, it gives zeros and has no bytes"),
+    ("u32", "index", 1, "its number in the original model's layer"),
+    ("f32", "frequency", 1, "share of the calibration tokens that chose it, 0 where unknown"),
+    ("u32", "reserved", 4, "zero"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Named:
+    """What an operation calls a word of its record, `count` words from `at` on, and the range that is proven.
+
+    `at` counts 32-bit words from `w0`. Words without a range are proven otherwise, or may be anything.
+    """
+
+    name: str
+    at: int
+    doc: str
+    least: int = 0
+    most: int = NONE
+    count: int = 1
+    type: str = "u32"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of the engine: its row in every table of operations, in Python and in C.
+
+    `view` is its member of the record's union, `kernel` the C function (clb_…) that `walk` calls: for tiles of rows,
+    for a matrix product, for all samples of a batch. `functions` is the enumeration of `func`.
+    """
+
+    name: str
+    view: str
+    proof: str
+    kernel: str
+    walk: str  # rows, product, batch, or its own name
+    functions: str = ""
+    traits: tuple[str, ...] = ()
+
+
+TRAITS = {
+    "in_place": "may write the rows that it reads",
+    "has_axes": "its operands have axes; constants may be among them",
+    "reads_once": "the rows that it reads have no place in common",
+    "ends_in_function": "its last step is the `unary` function `func`, or its only one",
+    "knows_positions": "in models of texts and streams only",
+    "runs_all_samples": "outside experts, and before the tail: later tokens see what it does",
+    "keeps_cache": "what it keeps lies behind what colibri_init clears",
+    "reads_kept": "reads what another operation keeps for it",
+    "stores_first": "stores all that it reads before it writes",
+}
+_W0, _W1, _W2, _DIMS, _STRIDES_A, _STRIDES_B, _STRIDES_OUT, _ALPHA, _BETA = 0, 1, 2, 3, 7, 11, 15, 19, 20
+VIEWS: dict[str, tuple[Named, ...]] = {
+    "linear": (
+        Named("matrix", _W0, "tensor (outputs, inputs); none: operand b is the matrix, in layout rows8_f32"),
+        Named("bias", _W1, "tensor (outputs), or none"),
+        Named("outliers", _W2, "tensor: the sparse outliers E of an int8 or int4 matrix, or none"),
+        Named("inputs", _DIMS, "floats of a row that is read", 1, LIMIT),
+        Named("outputs", _DIMS + 1, "floats of a row that is written", 1, LIMIT),
+    ),
+    "quantize": (Named("inputs", _DIMS, "floats of a row", 1, LIMIT // 2),),
+    "map": (
+        Named("sizes", _DIMS, "elements along each axis", 1, LIMIT, 4),
+        Named("strides", _STRIDES_A, "floats to the next element along each axis: of a, b and out", 0, LIMIT, 12),
+    ),
+    "norm": (
+        Named("gamma", _W0, "tensor (size), or none"),
+        Named("beta", _W1, "tensor (size), or none"),
+        Named("size", _DIMS, "floats of a row", 1, LIMIT),
+        Named("epsilon", _ALPHA, "added to the mean of squares", type="f32"),
+    ),
+    "reduce": (
+        Named("outer", _DIMS, "elements before the axis that is reduced", 1, LIMIT),
+        Named("size", _DIMS + 1, "elements along it", 1, LIMIT),
+        Named("inner", _DIMS + 2, "elements behind it", 1, LIMIT),
+        Named("from_outer", _STRIDES_A, "floats between these in a", 0, LIMIT),
+        Named("from_next", _STRIDES_A + 1, "floats between these in a", 0, LIMIT),
+        Named("from_inner", _STRIDES_A + 2, "floats between these in a", 0, LIMIT),
+        Named("to_outer", _STRIDES_OUT, "floats between outer elements in out", 0, LIMIT),
+        Named("to_next", _STRIDES_OUT + 1, "of no meaning", 0, LIMIT),
+        Named("to_inner", _STRIDES_OUT + 2, "floats between inner elements in out", 0, LIMIT),
+    ),
+    "loop": (
+        Named("steps", _DIMS, "times that the body runs", 1, LIMIT),
+        Named("body", _DIMS + 1, "how many of the next operations are in it", 1, LIMIT),
+        Named("backward", _DIMS + 2, "1 where the last step comes first", 0, 1),
+    ),
+    "moe": (
+        Named("layer", _W0, "which MoE layer"),
+        Named("bias", _W1, "tensor (experts): the selection bias, or none"),
+        Named("scale", _W2, "tensor (experts): a factor for each expert, or none"),
+        Named("scratch", _DIMS + 2, "floats of the experts' scratch memory, behind the workspace", 0, LIMIT),
+    ),
+    "embed": (
+        Named("table", _W0, "tensor (vocabulary, width)"),
+        Named("width", _DIMS, "floats of a row of the table", 1, LIMIT),
+    ),
+    "rope": (
+        Named("table", _W0, "tensor (positions, turned): half cosines, half sines"),
+        Named("size", _DIMS, "floats of a row", 1, LIMIT),
+        Named("turned", _DIMS + 1, "how many of them are turned, from the first; even"),
+    ),
+    "attention": (
+        Named("sinks", _W0, "tensor (heads): a score that has no value, or none"),
+        Named("biases", _W1, "tensor: a bias for each head and distance, or none"),
+        Named("key", _DIMS, "floats of a key", 1, LIMIT),
+        Named("value", _DIMS + 1, "floats of a value", 1, LIMIT),
+        Named("key_heads", _DIMS + 2, "heads of keys and values; each serves rows / key_heads queries", 1, LIMIT),
+        Named("positions", _DIMS + 3, "positions that the cache holds, in whole pages", 1, LIMIT),
+        Named("window", _STRIDES_A, "positions a token sees, its own included; 0: all", 0, LIMIT),
+        Named("sight", _STRIDES_A + 1, "a `sight` value", 0, len(SIGHTS) - 1),
+        Named("scale", _ALPHA, "factor on the scores", type="f32"),
+        Named("softcap", _BETA, "soft cap of the scores; 0: none", type="f32"),
+    ),
+    "delay": (
+        Named("width", _DIMS, "floats of a row", 1, LIMIT),
+        Named("steps", _DIMS + 1, "time steps that the first row looks back", 1, LIMIT),
+        Named("slots", _DIMS + 2, "time steps that are kept", 0, LIMIT),
+        Named("apart", _STRIDES_A, "time steps from a row to the next, later one"),
+    ),
+}  # fmt: skip
+_TEXT = ("runs_all_samples", "knows_positions")
+OPERATIONS = (
+    Operation("linear", "linear", "linear", "run_linear", "product", "unary", ("ends_in_function",)),
+    Operation("linear_q", "linear", "linear", "run_linear", "product", "unary", ("ends_in_function",)),
+    Operation("quantize", "quantize", "quantize", "quantize", "rows"),
+    Operation("map1", "map", "map", "map", "rows", "unary", ("in_place", "has_axes", "ends_in_function")),
+    Operation("map2", "map", "map", "map", "rows", "binary", ("in_place", "has_axes")),
+    Operation("softmax", "norm", "norm", "softmax", "rows", "", ("in_place",)),
+    Operation("layernorm", "norm", "norm", "norm", "rows", "", ("in_place",)),
+    Operation("rmsnorm", "norm", "norm", "norm", "rows", "", ("in_place",)),
+    Operation("reduce", "reduce", "reduce", "reduce", "rows", "reduce", ("reads_once",)),
+    Operation("loop", "loop", "loop", "", "loop"),
+    Operation("moe", "moe", "moe", "run_moe", "moe", "", ("runs_all_samples",)),
+    Operation("embed", "embed", "embed", "embed", "batch", "", ("runs_all_samples",)),
+    Operation("rope", "rope", "rope", "rope", "batch", "", (*_TEXT, "in_place")),
+    Operation("cache", "attention", "cache", "cache", "batch", "cache", (*_TEXT, "keeps_cache")),
+    Operation("attention", "attention", "attention", "attention", "batch", "cache",
+              (*_TEXT, "keeps_cache", "reads_kept")),
+    Operation("delay", "delay", "delay", "delay", "batch", "", (*_TEXT, "stores_first")),
+)  # fmt: skip
+OPCODES = tuple(operation.name for operation in OPERATIONS)
+
+
+def operations(walk: str = "", trait: str = "") -> tuple[Operation, ...]:
+    """The operations with this walk, or this trait."""
+    return tuple(o for o in OPERATIONS if walk in ("", o.walk) and trait in ("", *o.traits))
+
+
+# Ranges of a layer's fields that are proven field by field.
+LAYER_RANGES = {
+    "experts": (1, MAX_EXPERTS), "k": (1, LIMIT), "score": (0, len(SCORES) - 1), "normalize": (0, len(NORMALIZE) - 1),
+    "d_in": (1, LIMIT), "d_out": (1, LIMIT), "tile": (1, EXPERT_TILE), "groups": (1, LIMIT), "kept_groups": (1, LIMIT),
+    "group_rule": (0, len(GROUP_RULES) - 1), "capacity": (0, LIMIT), "apply": (0, len(APPLY) - 1),
+    "quantized": (0, LIMIT // 2),
+}  # fmt: skip
+
+RECORDS = {r.name: r for r in (HEADER, PORT, OPERAND, OP, TENSOR, LAYER, EXPERT, GOLDEN)}
+
+ENUMS: dict[str, Sequence[str]] = {
+    "op": OPCODES, "space": SPACES, "layout": LAYOUTS, "scope": SCOPES, "unary": UNARY, "binary": BINARY,
+    "reduce": REDUCE, "score": SCORES, "normalize": NORMALIZE, "group_rule": GROUP_RULES, "apply": APPLY,
+    "cache": CACHES, "sight": SIGHTS,
+}  # fmt: skip
+
+LIMITS = {
+    "FORMAT_VERSION": FORMAT_VERSION, "ALIGN_MODEL": ALIGN_MODEL, "ALIGN_CONTEXT": ALIGN_CONTEXT,
+    "ALIGN_BUFFER": ALIGN_BUFFER, "HEAD_BYTES": HEAD_BYTES, "EXPERT_TILE": EXPERT_TILE, "LANES": LANES,
+    "GROUP": GROUP, "PAGE": PAGE, "ACTIVATION_GROUP": ACTIVATION_GROUP, "WEIGHT_GROUP": WEIGHT_GROUP, "LIMIT": LIMIT,
+    "MAX_BATCH": MAX_BATCH, "MAX_META": MAX_META, "MAX_EXPERTS": MAX_EXPERTS, "CELL_ROWS": CELL_ROWS,
+    "CELL_COLS": CELL_COLS,
+}  # fmt: skip
+
+
+def align(n: int, to: int) -> int:
+    """`n` rounded up to a multiple of `to`."""
+    return -(-n // to) * to
+
+
+def error_code(name: str) -> int:
+    """The number of an engine error, by its name without the prefix."""
+    return next(n for n, (known, _) in enumerate(ERRORS) if known == name)
+
+
+def error_text(code: int) -> str:
+    """The name and sentence of an engine error code."""
+    name, text = ERRORS[code]
+    return f"COLIBRI_{'OK' if name == 'OK' else f'ERR_{name}'}: {text}"
