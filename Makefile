@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 NEWEST := .venv-newest-torch
 BIN := $(VENV)/bin
-ENGINE := $(wildcard engine/src/*.c engine/src/*.h engine/include/*.h)
+ENGINE := $(wildcard engine/src/*/*.[ch] engine/src/*.h engine/include/*.h)
 BINDING := src/colibri/_engine_build.py src/colibri/_engine_call.c src/colibri/_scale_costs.c
 INSTALL := $(BIN)/pip install -q --disable-pip-version-check
 

@@ -16,7 +16,7 @@
 #define _GNU_SOURCE
 #include "colibri_host.h"
 
-#include "format.h"
+#include "format/format.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Nanoseconds that routing one token takes beyond the product that made its logits: experts, k, kind, then the time. */
-#include "internal.h"
+#include "core/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -10,6 +10,7 @@ import itertools
 import re
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 from colibri.format import spec, tokenizer_spec
@@ -25,7 +26,7 @@ _C_TYPES = {"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint6
 
 
 def c_format() -> str:
-    """The content of engine/src/format.h."""
+    """The content of engine/src/format/format.h."""
     lines = [
         "/* The records and enumerations of model.bin. Generated from colibri.format.spec; see docs/format.md. */",
         "#ifndef COLIBRI_FORMAT_H", "#define COLIBRI_FORMAT_H", "", "#include <stdint.h>", "",
@@ -43,11 +44,88 @@ def c_format() -> str:
         lines += ["", *([line] if len(line) <= 120 else [f"enum clb_{enum} {{", *filled, "};"])]
     for r in spec.RECORDS.values():
         lines += ["", f"/* {r.doc} */", "typedef struct {"]
-        for kind, fields in itertools.groupby(r.fields, lambda f: _C_TYPES.get(f.type, f"clb_{f.type}")):
-            names = ", ".join(f"{f.name}[{f.count}]" if f.count > 1 else f.name for f in fields)
-            lines += textwrap.wrap(f"{kind} {names};", 120, initial_indent="    ", subsequent_indent="        ")
+        named = [f for f in r.fields if r is spec.OP and _first_word(f.name) is not None]
+        before = r.fields.index(named[0]) if named else len(r.fields)
+        lines += _members(r.fields[:before], "    ")
+        if named:
+            lines += ["    union { /* what each operation calls these words */", "        struct {"]
+            lines += [*_members(named, " " * 12), "        };", *_views(), "    };"]
+            lines += _members(r.fields[before + len(named) :], "    ")
         lines += [f"}} CLB_ALIAS clb_{r.name};", f'_Static_assert(sizeof(clb_{r.name}) == {r.bytes}, "no padding");']
     return "\n".join([*lines, "", "#endif", ""])
+
+
+def _members(fields: Sequence[spec.Field], indent: str) -> list[str]:
+    """Declarations, those of one type together."""
+    lines = []
+    for kind, some in itertools.groupby(fields, lambda f: _C_TYPES.get(f.type, f"clb_{f.type}")):
+        names = ", ".join(f"{f.name}[{f.count}]" if f.count > 1 else f.name for f in some)
+        lines += textwrap.wrap(f"{kind} {names};", 120, initial_indent=indent, subsequent_indent=indent + "    ")
+    return lines
+
+
+def _first_word(field: str) -> int | None:
+    """Where a field of the operation record is, in words from `w0`; None where it is before that or behind."""
+    offsets = {name: place[1] for name, place in (spec.OP.dtype.fields or {}).items()}
+    words = (offsets[field] - offsets["w0"]) // 4
+    return words if offsets["w0"] <= offsets[field] < offsets["before"] else None
+
+
+def _views() -> list[str]:
+    """The structs of what each operation calls the words from `w0` on."""
+    lines = []
+    for view, words in spec.VIEWS.items():
+        lines.append("        struct {")
+        at = 0
+        for word in words:
+            if word.at > at:
+                lines.append(f"            uint32_t unused_{at}[{word.at - at}];")
+            size = f"[{word.count}]" if word.count > 1 else ""
+            lines.append(f"            {_C_TYPES[word.type]} {word.name}{size}; /* {word.doc}{_range(word)} */")
+            at = word.at + word.count
+        lines.append(f"        }} {view};")
+    return lines
+
+
+def _range(word: spec.Named) -> str:
+    most = {spec.LIMIT: "CLB_LIMIT", spec.LIMIT // 2: "CLB_LIMIT / 2"}.get(word.most, str(word.most))
+    return "" if (word.least, word.most) == (0, spec.NONE) else f"; {word.least} to {most}"
+
+
+def c_operations() -> str:
+    """The content of engine/src/format/operations.h."""
+    lines = [
+        "/* One row for each operation. Generated from src/colibri/format/spec.py. */",
+        "#ifndef COLIBRI_OPERATIONS_H", "#define COLIBRI_OPERATIONS_H", "", '#include "format.h"', "",
+        "enum clb_trait {",
+        *(f"    CLB_{name.upper()} = 1 << {n}, /* {doc} */" for n, (name, doc) in enumerate(spec.TRAITS.items())), "};",
+    ]  # fmt: skip
+    rows = [(o.name.upper(), o.proof, f"CLB_{o.functions.upper()}_COUNT" if o.functions else "UINT16_MAX + 1",
+             " | ".join(f"CLB_{trait.upper()}" for trait in o.traits) or "0")
+            for o in spec.OPERATIONS]  # fmt: skip
+    lines += _x_macro("CLB_OPERATIONS", "code, its proof clb_…_proof, how many functions it knows, traits", rows)
+    for name, walk, doc in (
+        ("CLB_ROW_KERNELS", "rows", "what computes each row by itself: code, clb_…"),
+        ("CLB_BATCH_KERNELS", "batch", "what runs all samples of a batch together: code, clb_…"),
+    ):
+        lines += _x_macro(name, doc, [(o.name.upper(), o.kernel) for o in spec.operations(walk)])
+    lines += ["", "/* Words of a record, of an operation from w0 on, that have a range. */", "typedef struct {",
+              "    uint16_t code; /* an operation's, or CLB_RANGES_OF_LAYER */", "    uint8_t first, count;",
+              "    uint32_t least, most;", "} clb_range;", "enum { CLB_RANGES_OF_LAYER = CLB_OP_COUNT };", "",
+              "#define CLB_RANGES(X)" + " " * 90 + "\\"]  # fmt: skip
+    ranges = [f"    X(CLB_OP_{o.name.upper()}, {w.at}, {w.count}, {w.least}, {w.most}u)"
+              for o in spec.OPERATIONS for w in spec.VIEWS[o.view] if _range(w)]  # fmt: skip
+    layer = spec.LAYER.dtype.fields or {}
+    ranges += [f"    X(CLB_RANGES_OF_LAYER, {layer[name][1] // 4}, 1, {least}, {most}u)"
+               for name, (least, most) in spec.LAYER_RANGES.items()]  # fmt: skip
+    lines += [f"{row:<111}\\" for row in ranges[:-1]] + [ranges[-1]]
+    return "\n".join([*lines, "", "#endif", ""])
+
+
+def _x_macro(name: str, doc: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """A macro that hands each row to another."""
+    calls = [f"    X({', '.join(row)})" for row in rows]
+    return ["", f"/* {doc} */", f"#define {name + '(X)':<103}\\", *(f"{row:<111}\\" for row in calls[:-1]), calls[-1]]
 
 
 def c_errors() -> str:
@@ -59,7 +137,7 @@ def c_errors() -> str:
 
 
 def c_error_text() -> str:
-    """The content of engine/src/error_text.h."""
+    """The content of engine/src/format/error_text.h."""
     rows = ",\n".join(
         f'    {{"COLIBRI_{"OK" if name == "OK" else f"ERR_{name}"}", "{text}"}}' for name, text in spec.ERRORS
     )
@@ -82,9 +160,25 @@ def doc_records() -> str:
             parts.append(f"| {offset} | {kind} | `{f.name}` | {f.doc} |")
             offset += size
         parts.append("")
-    parts += ["### Enumerations", "", "Values count from 0.", "", "| name | values |", "|---|---|"]
+    parts += ["### What operations call the words of their record", "",
+              "Words not named are of no meaning; `0xFFFFFFFF` is no tensor.", "",
+              "| operation | name | field | range | meaning |", "|---|---|---|---|---|"]  # fmt: skip
+    for view, words in spec.VIEWS.items():
+        users = ", ".join(o.name for o in spec.OPERATIONS if o.view == view)
+        parts += [f"| {users} | `{w.name}` | `{_field_of(w)}` | {_range(w).removeprefix('; ')} | {w.doc} |"
+                  for w in words]  # fmt: skip
+    parts += ["", "### Enumerations", "", "Values count from 0.", "", "| name | values |", "|---|---|"]
     parts += [f"| {name} | {', '.join(values)} |" for name, values in spec.ENUMS.items()]
     return "\n".join(parts)
+
+
+def _field_of(word: spec.Named) -> str:
+    """The field of the operation record that a word is in."""
+    for field in spec.OP.fields:
+        first = _first_word(field.name)
+        if first is not None and first <= word.at < first + field.count:
+            return f"{field.name}[{word.at - first}]" if field.count > 1 else field.name
+    raise ValueError(f"{word.name} is no word of an operation")
 
 
 def doc_errors() -> str:
@@ -135,8 +229,12 @@ def _told(value: object) -> str:
 
 def generated(root: Path) -> dict[Path, str]:
     """Every generated file under the repository `root`, with the content it should have."""
-    whole = {"engine/src/format.h": c_format(), "engine/src/error_text.h": c_error_text()}
-    whole["engine/lm/tokenizer_format.h"] = generate_tokenizer.c_format()
+    whole = {
+        "engine/src/format/format.h": c_format(),
+        "engine/src/format/operations.h": c_operations(),
+        "engine/src/format/error_text.h": c_error_text(),
+        "engine/lm/tokenizer_format.h": generate_tokenizer.c_format(),
+    }
     parts = [
         ("engine/include/colibri.h", "/*", "*/", "errors", c_errors()),
         ("docs/format.md", "<!--", "-->", "records", doc_records()),

@@ -17,7 +17,7 @@ def c_format() -> str:
     lines = [
         *_comment("The bytes of tokenizer.bin. Generated from colibri.format.tokenizer_spec; see docs/format.md."),
         "#ifndef COLIBRI_LM_TOKENIZER_FORMAT_H", "#define COLIBRI_LM_TOKENIZER_FORMAT_H", "",
-        '#include "format.h"', "",
+        '#include "format/format.h"', "",
         f'#define TOKENIZER_MAGIC "{spec.MAGIC.decode()}"', f"#define TOKENIZER_VERSION {spec.FORMAT_VERSION}u",
     ]  # fmt: skip
     lines += _constants("Limits.", {n: str(value) for n, (value, _) in spec.LIMITS.items()}, spec.LIMITS)

@@ -3,7 +3,7 @@
 #define COLIBRI_HOST_INTERNAL_H
 
 #include "colibri_host.h"
-#include "format.h"
+#include "format/format.h"
 
 /* What a colibri_map_t holds while it is open. */
 typedef struct {

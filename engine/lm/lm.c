@@ -1,7 +1,7 @@
 /* colibri_lm.h: tokens through a context, and the next one drawn. */
 #include "colibri_lm.h"
 
-#include "internal.h"
+#include "ops/text.h"
 
 enum {
     CHUNK = 512 /* ids converted at once */
@@ -110,12 +110,12 @@ int colibri_lm_evaluate(colibri_context_t *ctx, const int32_t *tokens, int count
 static int reaches(const clb_op *op, uint32_t position, uint32_t end)
 {
     if (op->code == CLB_OP_DELAY) {
-        return position < op->dims[1] ? end <= op->dims[2]
-                                      : end - (position - op->dims[1]) <= op->dims[2];
+        return position < op->delay.steps ? end <= op->delay.slots
+                                          : end - (position - op->delay.steps) <= op->delay.slots;
     }
     if (op->code == CLB_OP_ATTENTION && end > 0) {
         return (end - 1) / CLB_PAGE - clb_first_seen(op, position) / CLB_PAGE <
-               op->dims[3] / CLB_PAGE;
+               op->attention.positions / CLB_PAGE;
     }
     return 1;
 }

@@ -2,7 +2,7 @@
 #ifndef COLIBRI_LM_TOKENIZER_FORMAT_H
 #define COLIBRI_LM_TOKENIZER_FORMAT_H
 
-#include "format.h"
+#include "format/format.h"
 
 #define TOKENIZER_MAGIC "CLBTOKEN"
 #define TOKENIZER_VERSION 1u

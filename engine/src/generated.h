@@ -3,7 +3,7 @@
  * model. Its program is code and needs no proof. The file defines before: CLB_TILE, CLB_FOLDED, CLB_USED_UNARY and the
  * like, CLB_DIGEST, CLB_PARTS, CLB_GOLDEN_AT, the names of the functions where they have a prefix, colibri_model; and after:
  * clb_run_program. */
-#include "internal.h"
+#include "core/internal.h"
 
 #if defined(CLB_V128)
 #include "simd/v128.c"
@@ -19,7 +19,7 @@
 #define MODEL_KERNELS clb_kernels_plain
 #endif
 
-/* What validate.c does for the generic engine: this model needs no proof, and there is no other. The bytes may come from a
+/* What check/file.c does for the generic engine: this model needs no proof, and there is no other. The bytes may come from a
  * file of their own, so that they can be another export's than the program. */
 static inline int clb_read_header(const uint8_t *model, const clb_header **header)
 {
@@ -40,15 +40,24 @@ static inline const clb_kernels *clb_kernels_at(uint32_t n) /* a context has non
     return NULL;
 }
 
-#include "context.c"
-#include "elementwise.c"
-#include "linear.c"
-#include "moe.c"
-#include "reduce.c"
-#include "routing.c"
-#include "rows.c"
-#include "selftest.c"
-#include "sequence.c"
+#include "core/checksum.c"
+#include "core/context.c"
+#include "core/layout.c"
+#include "core/rows.c"
+#include "core/rowwise.c"
+#include "core/sums.c"
+#include "ops/attention.c"
+#include "ops/cache.c"
+#include "ops/delay.c"
+#include "ops/elementwise.c"
+#include "ops/embed.c"
+#include "ops/linear.c"
+#include "ops/moe.c"
+#include "ops/norms.c"
+#include "ops/reduce.c"
+#include "ops/rope.c"
+#include "ops/routing.c"
+#include "check/selftest.c"
 
 /* The model's bytes in flash, and their checksums. */
 static const struct { const uint8_t *bytes_at; uint32_t bytes, crc; } parts[] = {CLB_PARTS};

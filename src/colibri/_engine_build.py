@@ -67,7 +67,7 @@ ffi.set_source(
 #include "colibri_host.h"
 #include "colibri_inspect.h"
 #include "colibri_lm.h"
-#include "internal.h"
+#include "core/internal.h"
 
 void scale_costs(const float *weight, const float *energy, const float *scales, float *costs, size_t candidates,
                  size_t groups, size_t groups_of_row, size_t width, float least, float most, float price);

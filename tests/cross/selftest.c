@@ -1,7 +1,7 @@
 /* Runs the parity certificate of every model linked in, with all kernels this processor has and with its generated code, under
  * every control word: a line each, then DONE. */
 #include "colibri_inspect.h"
-#include "internal.h"
+#include "core/internal.h"
 #include "selftest.h"
 
 #include <stdio.h>

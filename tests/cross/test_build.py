@@ -163,7 +163,7 @@ def test_a_firmware_project_builds_anywhere_with_make_and_passes_its_selftest(
     if built.stack is not None:
         assert 0 < int(printed["stack"], 16) <= built.stack["colibri_forward"] + firmware.LIBRARY_STACK
     names = {path.name for path in (folder / "engine").rglob("*.c")}
-    assert "context.c" in names and not names & {"forward.c", "validate.c", "avx2.c", "avx512.c", "cpu.c"}
+    assert "context.c" in names and not names & {"forward.c", "file.c", "avx2.c", "avx512.c", "cpu.c"}
 
 
 def test_a_firmware_project_keeps_the_models_own_names(tmp_path: Path) -> None:

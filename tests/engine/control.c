@@ -7,7 +7,7 @@
  * A line for each thing that is not as it must be; nothing and exit status 0 where all is. */
 #include "colibri_host.h"
 #include "colibri_inspect.h"
-#include "internal.h"
+#include "core/internal.h"
 
 #include <pthread.h>
 #include <signal.h>

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stddef.h>
 
-#include "elementary.h"
+#include "core/elementary.h"
 
 static double ref_sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 static double ref_silu(double x) { return x / (1.0 + exp(-x)); }

@@ -29,7 +29,7 @@ GROWTH = 1.03
 CASES = [(name, fmt) for name in ("tiny", "small") for fmt in ("fp32", "fp16", "int8", "int4")]
 
 DRIVER = r"""
-#include "internal.h"
+#include "core/internal.h"
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -180,13 +180,13 @@ def words(op: Op, name: str, samples: int, program: Program, turn: int = 0) -> n
     if name == "work":
         return operand.place.buffer.offset // 4 + np.arange(workspace_words(program, op))  # type: ignore[union-attr]
     if op.code in ("map1", "map2"):
-        axes = list(zip(op.dims, {"a": op.sa, "b": op.sb, "out": op.so}[name], strict=True))
+        axes = list(zip(op.dims, {"a": op.strides_a, "b": op.strides_b, "out": op.strides_out}[name], strict=True))
     elif op.code == "reduce":
         outer, n, inner = op.dims
         axes = (
-            [(outer, op.sa[0]), (n, op.sa[1]), (inner, op.sa[2])]
+            [(outer, op.strides_a[0]), (n, op.strides_a[1]), (inner, op.strides_a[2])]
             if name == "a"
-            else [(outer, op.so[0]), (inner, op.so[2])]
+            else [(outer, op.strides_out[0]), (inner, op.strides_out[2])]
         )
     elif op.code == "moe":
         layer = program.layers[op.layer]

@@ -14,7 +14,7 @@
 #define _GNU_SOURCE
 #include "colibri_inspect.h"
 #include "colibri_lm.h"
-#include "internal.h"
+#include "core/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,7 +102,7 @@ static uint64_t op_work(const clb_op *op, uint32_t tokens)
 {
     uint64_t work = op->rows;
     if (op->code == CLB_OP_CACHE || op->code == CLB_OP_ATTENTION) {
-        const uint64_t seen = op->code == CLB_OP_CACHE ? 1 : op->sa[0] != 0 && op->sa[0] < tokens ? op->sa[0] : tokens;
+        const uint64_t seen = op->code == CLB_OP_CACHE ? 1 : op->attention.window - 1 < tokens ? op->attention.window : tokens;
         return times(times(work, (uint64_t)op->dims[0] + op->dims[1]), seen + CLB_PAGE);
     }
     const int axes = op->code == CLB_OP_LINEAR ? 2 : op->code == CLB_OP_REDUCE ? 3 : op->code <= CLB_OP_MAP2 ? 4 : 1;

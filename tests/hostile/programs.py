@@ -43,7 +43,7 @@ def op(code: str, func: str = "identity", **values: Any) -> Record:
 
 def move(a: Record, out: Record, n: int, func: str = "identity", **values: Any) -> Record:
     """n neighbouring floats from one place to another."""
-    return op("map1", func, a=a, out=out, dims=(1, 1, 1, n), sa=(0, 0, 0, 1), so=(n, n, n, 1), **values)
+    return op("map1", func, a=a, out=out, dims=(1, 1, 1, n), strides_a=(0, 0, 0, 1), strides_out=(n, n, n, 1), **values)
 
 
 def tensor(offset: int, size: int, layout: str, rows: int, cols: int) -> Record:

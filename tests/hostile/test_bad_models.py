@@ -591,7 +591,7 @@ def samples_written_over_each_other(e: Editor) -> None:
 @attack("many_ports", "PROGRAM")
 def elements_written_over_each_other(e: Editor) -> None:
     n = e.op("map1")
-    e.ops["so"][n] = 0
+    e.ops["strides_out"][n] = 0
 
 
 @attack("top1", "PROGRAM")
@@ -612,12 +612,12 @@ def rows_times_the_largest_stride_wraps(e: Editor) -> None:
 @attack("many_ports", "PROGRAM")
 def reach_of_four_axes_overflows(e: Editor) -> None:
     n = e.op("map1")
-    e.ops["dims"][n], e.ops["sa"][n] = 1 << 30, (1 << 32) - 1
+    e.ops["dims"][n], e.ops["strides_a"][n] = 1 << 30, (1 << 32) - 1
 
 
 @attack("many_ports", "PROGRAM")
 def read_of_one_element_far_away(e: Editor) -> None:
-    e.ops["sa"][e.op("map2")] = 1 << 30
+    e.ops["strides_a"][e.op("map2")] = 1 << 30
 
 
 @attack("top1", "PROGRAM")
@@ -1058,7 +1058,7 @@ def attention_macs(e: Editor) -> int:
     """Multiply-accumulates of attention on the last token of a full context."""
     tokens = int(e.header["context_tokens"])
     ops = e.ops[e.ops["code"] == spec.OPCODES.index("attention")]
-    seen = [min(tokens, int(op["sa"][0]) or tokens) for op in ops]
+    seen = [min(tokens, int(op["strides_a"][0]) or tokens) for op in ops]
     return sum(int(op["rows"]) * (int(op["dims"][0]) + int(op["dims"][1])) * n for op, n in zip(ops, seen, strict=True))
 
 
@@ -1093,7 +1093,7 @@ def several_rows(apart: int) -> Attack:
     def change(e: Editor) -> None:
         n = e.op("delay")
         width = int(e.ops["dims"][n][0])
-        e.ops["rows"][n], e.ops["sa"][n][0] = 2, apart
+        e.ops["rows"][n], e.ops["strides_a"][n][0] = 2, apart
         e.set(n, "out", row_stride=width, sample_stride=2 * width, offset=spec.HEAD_BYTES)
 
     return change
@@ -1128,8 +1128,8 @@ for _code in ("cache", "attention"):
     text_attack(f"{_code} of one page for two", "PROGRAM", sized(_code, 3, 64))
     text_attack(f"{_code} of one page for a window", "PROGRAM", sized(_code, 3, 64), "text_window")
     text_attack(f"{_code} of no whole pages", "PROGRAM", sized(_code, 3, 127))
-    text_attack(f"{_code} with an endless window", "PROGRAM", sized(_code, 0, spec.LIMIT + 1, "sa"))
-    text_attack(f"{_code} with a wider window", ("OK", "PROGRAM"), sized(_code, 0, 79, "sa"), "text_window")
+    text_attack(f"{_code} with an endless window", "PROGRAM", sized(_code, 0, spec.LIMIT + 1, "strides_a"))
+    text_attack(f"{_code} with a wider window", ("OK", "PROGRAM"), sized(_code, 0, 79, "strides_a"), "text_window")
     text_attack(f"{_code} in an unknown format", "PROGRAM", lambda e, c=_code: put("ops", e.op(c), "func", 3)(e))
     text_attack(f"{_code} in a larger format", ("OK", "PROGRAM"),
                 lambda e, c=_code: put("ops", e.op(c), "func", 0)(e), "text_int8")  # fmt: skip
@@ -1203,7 +1203,7 @@ def biased_by(n: int, tensor: Callable[[Editor], int]) -> Attack:
 
 
 def seeing(n: int, sight: int, window: int = 0) -> Attack:
-    return lambda e: e.ops["sa"][nth_attention(e, n)].__setitem__(slice(2), (window, sight))
+    return lambda e: e.ops["strides_a"][nth_attention(e, n)].__setitem__(slice(2), (window, sight))
 
 
 _past, _all, _source = range(3)
@@ -1312,7 +1312,7 @@ def many_experts(count: int) -> Case:
     again["out"]["offset"], again["out"]["sample_stride"] = logits, count
     again["a"]["row_stride"] = again["out"]["row_stride"] = 0
     again["b"] = again["work"] = np.zeros((), spec.OPERAND.dtype)
-    again["dims"], again["sa"], again["so"] = (1, 1, 1, count), 0, (count, count, count, 1)
+    again["dims"], again["strides_a"], again["strides_out"] = (1, 1, 1, count), 0, (count, count, count, 1)
     body = np.concatenate([np.repeat(edit.ops[main : main + 1], count - 1), edit.ops[main + 1 : main + 2]])
     words = 3 * BATCH * int(edit.ops["rows"][moe]) * int(edit.layers["k"][0]) + 2 * count + 1
     scratch = int(edit.ops["work"]["offset"][moe]) + 4 * spec.align(words, 8)  # behind the workspace, which grows
@@ -1369,7 +1369,7 @@ def test_a_reduction_may_not_read_its_input_again_for_every_row(fuzz: Fuzz) -> N
     n, half = edit.op("reduce"), 1 << 16
     edit.header["context_bytes"] = 8 * half + spec.HEAD_BYTES
     edit.ops["rows"][n] = half // BATCH
-    edit.ops["dims"][n], edit.ops["sa"][n], edit.ops["so"][n] = (1, half, 1, 0), (0, 1, 0, 0), 0
+    edit.ops["dims"][n], edit.ops["strides_a"][n], edit.ops["strides_out"][n] = (1, half, 1, 0), (0, 1, 0, 0), 0
     edit.set(n, "a", space="arena", offset=spec.HEAD_BYTES, sample_stride=0, row_stride=0)
     edit.set(n, "out", space="arena", offset=spec.HEAD_BYTES + 4 * half, sample_stride=half // BATCH, row_stride=1)
     assert fuzz([edit.case("sums")])[0].check == E["PROGRAM"]

@@ -125,7 +125,9 @@ def quantized(**values: Any) -> Any:
 
 
 FILL = move(arena(0, 8), arena(64), 8)
-WIDE = op("map1", a=at("input", 0, 8), out=arena(64), dims=(1, 1, 4, 8), sa=(0, 0, 0, 1), so=(32, 32, 8, 1))
+WIDE = op(
+    "map1", a=at("input", 0, 8), out=arena(64), dims=(1, 1, 4, 8), strides_a=(0, 0, 0, 1), strides_out=(32, 32, 8, 1)
+)
 
 PROGRAMS: dict[str, tuple[str, list[Any]]] = {
     "loaded and stored": ("OK", [LOAD, STORE]),
@@ -144,8 +146,9 @@ PROGRAMS: dict[str, tuple[str, list[Any]]] = {
     "in place": ("OK", [LOAD, move(arena(0, 8), arena(0, 8), 8, "tanh"), STORE]),
     "one float further": ("ORDER", [LOAD, move(arena(0, 8), arena(1, 8), 7, "tanh"), STORE]),
     "the sum of neighbours": ("ORDER", [
-        LOAD, op("map2", "add", a=arena(0, 8), b=arena(1, 8), out=arena(2, 8), dims=(1, 1, 1, 6), sa=(0, 0, 0, 1),
-                 sb=(0, 0, 0, 1), so=(6, 6, 6, 1)), STORE]),
+        LOAD, op("map2", "add", a=arena(0, 8), b=arena(1, 8), out=arena(2, 8), dims=(1, 1, 1, 6),
+                 strides_a=(0, 0, 0, 1),
+                 strides_b=(0, 0, 0, 1), strides_out=(6, 6, 6, 1)), STORE]),
     "a row over the next": ("ORDER", [
         LOAD, op("softmax", rows=2, a=arena(0, 8, 4), out=arena(2, 8, 4), dims=(4,)), STORE]),
     "rows in place": ("OK", [LOAD, op("softmax", rows=2, a=arena(0, 8, 4), out=arena(0, 8, 4), dims=(4,)), STORE]),
@@ -154,13 +157,16 @@ PROGRAMS: dict[str, tuple[str, list[Any]]] = {
     "columns that overlap": ("ORDER", [
         LOAD, op("softmax", rows=2, a=arena(0, 8, 4), out=arena(1, 8, 4), dims=(2,)), STORE]),
     "a function before the other operand is read": ("ORDER", [
-        LOAD, op("map2", "mul", a=arena(0, 8), b=arena(0, 8), out=arena(0, 8), dims=(1, 1, 1, 8), sa=(0, 0, 0, 1),
-                 sb=(0, 0, 0, 1), so=(8, 8, 8, 1), before=3), STORE]),
+        LOAD, op("map2", "mul", a=arena(0, 8), b=arena(0, 8), out=arena(0, 8), dims=(1, 1, 1, 8),
+                 strides_a=(0, 0, 0, 1),
+                 strides_b=(0, 0, 0, 1), strides_out=(8, 8, 8, 1), before=3), STORE]),
     "a square in place": ("OK", [
-        LOAD, op("map2", "mul", a=arena(0, 8), b=arena(0, 8), out=arena(0, 8), dims=(1, 1, 1, 8), sa=(0, 0, 0, 1),
-                 sb=(0, 0, 0, 1), so=(8, 8, 8, 1)), STORE]),
+        LOAD, op("map2", "mul", a=arena(0, 8), b=arena(0, 8), out=arena(0, 8), dims=(1, 1, 1, 8),
+                 strides_a=(0, 0, 0, 1),
+                 strides_b=(0, 0, 0, 1), strides_out=(8, 8, 8, 1)), STORE]),
     "a reduction onto its input": ("ORDER", [
-        LOAD, op("reduce", "sum", a=arena(0, 8), out=arena(0, 8), dims=(1, 8, 1), sa=(8, 1, 1), so=(1, 0, 1)), STORE]),
+        LOAD, op("reduce", "sum", a=arena(0, 8), out=arena(0, 8), dims=(1, 8, 1),
+                 strides_a=(8, 1, 1), strides_out=(1, 0, 1)), STORE]),
     "a state from step to step": ("OK", [
         move(IN, arena(0, 32), 8), op("loop", dims=(3, 1)), move(arena(0, 32, 0, 8), arena(8, 32, 0, 8), 8, "tanh"),
         move(arena(24, 32), OUT, 8)]),
@@ -175,7 +181,7 @@ PROGRAMS: dict[str, tuple[str, list[Any]]] = {
     "steps to come": ("ORDER", [
         move(IN, arena(24, 32), 8), op("loop", dims=(3, 2)), move(IN, arena(0, 32, 0, 8), 8),
         move(arena(8, 32, 0, 8), arena(32, 8), 8), move(arena(32, 8), OUT, 8)]),
-    "an exponential with a parameter": ("PROGRAM", [LOAD, move(arena(0, 8), arena(0, 8), 8, "exp", p0=1.0), STORE]),
+    "an exponential with a parameter": ("PROGRAM", [LOAD, move(arena(0, 8), arena(0, 8), 8, "exp", alpha=1.0), STORE]),
     "an exponential": ("OK", [LOAD, move(arena(0, 8), arena(0, 8), 8, "exp"), STORE]),
 }  # fmt: skip
 
@@ -213,7 +219,9 @@ def test_only_what_was_quantised_is_read_as_a_quantised_row(name: str) -> None:
 
 def test_initialising_clears_what_lay_in_the_block() -> None:
     """C4: gaps between the elements of a stretch are zeros, whatever the caller's memory held."""
-    apart = op("map1", a=at("input", 0, 4), out=arena(0), dims=(1, 1, 1, 4), sa=(0, 0, 0, 1), so=(9, 9, 9, 3))
+    apart = op(
+        "map1", a=at("input", 0, 4), out=arena(0), dims=(1, 1, 1, 4), strides_a=(0, 0, 0, 1), strides_out=(9, 9, 9, 3)
+    )
     loaded = engine.load(model([apart, move(arena(0), at("output", 0, 10), 10)], 4, 10, 16))
     pointer = ffi.from_buffer("uint8_t[]", loaded.package.data)
     memory = engine.aligned(loaded.context_bytes, 64)

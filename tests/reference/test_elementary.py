@@ -179,7 +179,7 @@ def test_shape_and_dtype_are_kept_without_warnings(name: str) -> None:
 def test_constants_are_the_same_text_in_python_and_c() -> None:
     """Every hexadecimal float of the header appears in the specification, up to its sign."""
     number = re.compile(r"0x1(?:\.[0-9a-f]+)?p[+-]\d+")
-    header = (ROOT / "engine" / "src" / "elementary.h").read_text()
+    header = (ROOT / "engine" / "src" / "core" / "elementary.h").read_text()
     module = Path(elementary.__file__).read_text()
     assert set(number.findall(header)) == set(number.findall(module))
 

@@ -1,5 +1,5 @@
 /* Which kernels this processor can run. Asked once, in colibri_init; a firmware build has one answer. */
-#include "../internal.h"
+#include "../core/internal.h"
 
 #if defined(CLB_X86)
 

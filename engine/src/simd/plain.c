@@ -1,9 +1,9 @@
 /* The kernels in plain C, what every other instruction set must equal; and those of small cores, which differ in how they add
  * products of bytes. */
-#include "../internal.h"
+#include "../core/internal.h"
 
-#include "../panel.h"
-#include "../vector.h"
+#include "panel.h"
+#include "vector.h"
 
 /* Float rows: groups of 256 inputs are summed from +0, and the groups added in order. */
 #define FLOAT_PRODUCT(name, type, weight)                                                                              \
@@ -21,7 +21,7 @@
                     if (CLB_SCALAR && live < CLB_LANES / 2) {                                                          \
                         for (uint32_t lane = 0; lane < live; ++lane) {                                                 \
                             float chain = 0.0f;                                                                        \
-                            FOURTH for (uint32_t k = start; k < end; ++k) {                                            \
+                            UNROLL_4 for (uint32_t k = start; k < end; ++k) {                                            \
                                 chain += (weight)*x[k];                                                                \
                             }                                                                                          \
                             out[lane] += chain;                                                                        \
@@ -79,7 +79,7 @@ static inline int16x2_t odd_of(uint32_t four)
 static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER], uint32_t inputs)
 {
     const int16x2_t even = __sxtb16(inputs), odd = odd_of(inputs);
-    UNROLL for (uint32_t i = 0; i < QUARTER; ++i) {
+    UNROLL_8 for (uint32_t i = 0; i < QUARTER; ++i) {
         sum[i] = __smlad(__sxtb16(weights[i]), even, __smlad(odd_of(weights[i]), odd, sum[i]));
     }
 }
@@ -89,7 +89,7 @@ static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER
 static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER], uint32_t inputs)
 {
     const int8_t *w = (const int8_t *)(const void *)weights, *x = (const int8_t *)(const void *)&inputs;
-    UNROLL for (uint32_t i = 0; i < QUARTER; ++i) {
+    UNROLL_8 for (uint32_t i = 0; i < QUARTER; ++i) {
         sum[i] += w[i * 4] * x[0] + w[i * 4 + 1] * x[1] + w[i * 4 + 2] * x[2] + w[i * 4 + 3] * x[3];
     }
 }
@@ -104,7 +104,7 @@ static __attribute__((noinline)) void add_fours(int32_t total[QUARTER], const ui
     for (; q < stop; ++q, w += CLB_LANES) {
         add_four(sum, w, *q);
     }
-    UNROLL for (uint32_t i = 0; i < QUARTER; ++i) { /* no memcpy, which is a call where nothing is built in */
+    UNROLL_8 for (uint32_t i = 0; i < QUARTER; ++i) { /* no memcpy, which is a call where nothing is built in */
         total[i] = sum[i];
     }
 }
@@ -127,7 +127,7 @@ OF_MATRIX void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t outpu
                 add_fours(sum, w, q, fours);
                 q += fours;
                 w += fours * CLB_LANES;
-                UNROLL for (uint32_t i = 0; i < QUARTER; ++i) {
+                UNROLL_8 for (uint32_t i = 0; i < QUARTER; ++i) {
                     out[i] += (float)sum[i] * *scale;
                 }
             }

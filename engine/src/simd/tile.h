@@ -23,53 +23,53 @@ enum format { F32, F16, I8 };
 typedef float totals[CLB_WIDTH]; /* of one row */
 
 /* What to fetch while a tile of some vectors is at byte `at` of its streams; short ones pass faster than memory answers. */
-V const uint8_t *ahead_of(const uint8_t *w, size_t at, size_t stride, uint32_t vectors)
+FORCE_INLINE const uint8_t *ahead_of(const uint8_t *w, size_t at, size_t stride, uint32_t vectors)
 {
     return w + (stride <= 2 * AHEAD ? 16 * AHEAD : at + AHEAD < stride ? AHEAD : AHEAD + (vectors * WIDE - 1) * stride);
 }
 
 /* The streams of some vectors, a cache line each; one row reads them faster than it computes. */
-V void prefetch(const uint8_t *at, size_t stride, uint32_t vectors)
+FORCE_INLINE void prefetch(const uint8_t *at, size_t stride, uint32_t vectors)
 {
-    UNROLL for (uint32_t b = 0; b < vectors * WIDE; ++b) {
+    UNROLL_8 for (uint32_t b = 0; b < vectors * WIDE; ++b) {
         __builtin_prefetch(at + b * stride);
     }
 }
 
 /* total[r][v] += part of every row r and vector v, after `prepare` for the row. */
 #define ADD_TOTALS(prepare, part)                                                                                      \
-    UNROLL for (uint32_t r = 0; r < rows; ++r) {                                                                       \
+    UNROLL_8 for (uint32_t r = 0; r < rows; ++r) {                                                                       \
         prepare;                                                                                                       \
-        UNROLL for (uint32_t v = 0; v < vectors; ++v) {                                                                \
+        UNROLL_8 for (uint32_t v = 0; v < vectors; ++v) {                                                                \
             add_to(total[r] + v * WIDE * CLB_LANES, part);                                                             \
         }                                                                                                              \
     }
 
-V place both_at(const uint8_t *first, size_t stride) { return (place){first, first + stride}; }
+FORCE_INLINE place both_at(const uint8_t *first, size_t stride) { return (place){first, first + stride}; }
 
-V vf float_weights(enum format format, const uint8_t *block, size_t stride, uint32_t k)
+FORCE_INLINE vf float_weights(enum format format, const uint8_t *block, size_t stride, uint32_t k)
 {
     return format == F32   ? f32_at(both_at(block + (size_t)k * CLB_LANES * 4, stride))
            : format == F16 ? f16_at(both_at(block + (size_t)k * CLB_LANES * 2, stride))
                            : byte_of(bytes_at(both_at(block + 32 + (size_t)(k / 4) * 32, stride)), (int)(k % 4));
 }
 
-V void float_step(enum format format, const uint8_t *w, size_t stride, uint32_t vectors, const float *const *x,
+FORCE_INLINE void float_step(enum format format, const uint8_t *w, size_t stride, uint32_t vectors, const float *const *x,
                        uint32_t rows, uint32_t k, vf chain[MOST_VECTORS][CLB_TILE])
 {
     vf input[CLB_TILE];
-    UNROLL for (uint32_t r = 0; r < rows; ++r) {
+    UNROLL_8 for (uint32_t r = 0; r < rows; ++r) {
         input[r] = broadcast(x[r] + k);
     }
-    UNROLL for (uint32_t v = 0; v < vectors; ++v) {
+    UNROLL_8 for (uint32_t v = 0; v < vectors; ++v) {
         const vf weight = float_weights(format, w + v * WIDE * stride, stride, k);
-        UNROLL for (uint32_t r = 0; r < rows; ++r) {
+        UNROLL_8 for (uint32_t r = 0; r < rows; ++r) {
             chain[v][r] = add(chain[v][r], mul(weight, input[r]));
         }
     }
 }
 
-V void float_tile(enum format format, const uint8_t *w, size_t stride, uint32_t vectors, const float *const *x,
+FORCE_INLINE void float_tile(enum format format, const uint8_t *w, size_t stride, uint32_t vectors, const float *const *x,
                        uint32_t rows, uint32_t start, uint32_t end, totals *total)
 {
     const uint32_t each = format == F32 ? 32 : format == F16 ? 16 : 8; /* bytes of an input's weights */
@@ -81,7 +81,7 @@ V void float_tile(enum format format, const uint8_t *w, size_t stride, uint32_t 
         if (rows == 1) {
             prefetch(ahead + (size_t)k * each, stride, vectors);
         }
-        UNROLL for (uint32_t i = 0; i < steps; ++i) {
+        UNROLL_8 for (uint32_t i = 0; i < steps; ++i) {
             float_step(format, w, stride, vectors, x, rows, k + i, chain);
         }
     }
@@ -91,28 +91,28 @@ V void float_tile(enum format format, const uint8_t *w, size_t stride, uint32_t 
     ADD_TOTALS((void)0, chain[v][r])
 }
 
-V void int8_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_record *x, uint32_t rows,
+FORCE_INLINE void int8_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_record *x, uint32_t rows,
                       uint32_t start, uint32_t end, totals *total)
 {
     const uint8_t *ahead = ahead_of(w, (size_t)start * CLB_LANES, stride, vectors);
     q8sum sum[MOST_VECTORS][CLB_TILE];
-    UNROLL for (uint32_t r = 0; r < rows; ++r) {
+    UNROLL_8 for (uint32_t r = 0; r < rows; ++r) {
         const q8sum first = q8_start(x + r, start, end);
-        UNROLL for (uint32_t v = 0; v < vectors; ++v) {
+        UNROLL_8 for (uint32_t v = 0; v < vectors; ++v) {
             sum[v][r] = first;
         }
     }
-    TWICE for (uint32_t k = start; k < end; k += 4) {
+    UNROLL_2 for (uint32_t k = start; k < end; k += 4) {
         if (rows == 1 && k % 8 == 0) {
             prefetch(ahead + 32 + (size_t)k * CLB_LANES, stride, vectors);
         }
         q8w weight[MOST_VECTORS];
-        UNROLL for (uint32_t v = 0; v < vectors; ++v) {
+        UNROLL_8 for (uint32_t v = 0; v < vectors; ++v) {
             weight[v] = q8_weights(bytes_at(both_at(w + v * WIDE * stride + 32 + (size_t)k * CLB_LANES, stride)));
         }
-        UNROLL for (uint32_t r = 0; r < rows; ++r) {
+        UNROLL_8 for (uint32_t r = 0; r < rows; ++r) {
             const q8x input = q8_input(x[r].q + k);
-            UNROLL for (uint32_t v = 0; v < vectors; ++v) {
+            UNROLL_8 for (uint32_t v = 0; v < vectors; ++v) {
                 sum[v][r] = q8_dot(sum[v][r], weight[v], input);
             }
         }
@@ -121,13 +121,13 @@ V void int8_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_re
                mul(to_float(q8_end(sum[v][r])), scale))
 }
 
-V void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_record *x, uint32_t rows,
+FORCE_INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_record *x, uint32_t rows,
                       uint32_t start, uint32_t end, totals *total)
 {
     const uint8_t *ahead = ahead_of(w, (size_t)start / CLB_WEIGHT_GROUP * (CLB_LANES * 18), stride, vectors);
     vf inner[MOST_VECTORS][CLB_TILE] = {0};
     for (uint32_t g = start / CLB_WEIGHT_GROUP; g < clb_ceil(end, CLB_WEIGHT_GROUP); ++g) {
-        UNROLL for (uint32_t v = 0; v < vectors; ++v) {
+        UNROLL_8 for (uint32_t v = 0; v < vectors; ++v) {
             const size_t at = v * WIDE * stride + (size_t)g * (CLB_LANES * 18);
             const uint8_t *group = w + at;
             for (size_t line = 0; rows == 1 && line < CLB_LANES * 18; line += 64) {
@@ -135,15 +135,15 @@ V void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_re
             }
             const vf scale = f16_at(both_at(group, stride));
             vi low[4], high[4];
-            UNROLL for (uint32_t c = 0; c < 4; ++c) {
+            UNROLL_8 for (uint32_t c = 0; c < 4; ++c) {
                 const vi both = bytes_at(both_at(group + 16 + (size_t)c * 32, stride));
                 low[c] = low_nibbles(both);
                 high[c] = high_nibbles(both);
             }
-            UNROLL for (uint32_t r = 0; r < rows; ++r) {
+            UNROLL_8 for (uint32_t r = 0; r < rows; ++r) {
                 const int8_t *q = x[r].q + (size_t)g * CLB_WEIGHT_GROUP;
                 q4sum sum = q4_start((uint32_t)x[r].sum[g]);
-                UNROLL for (uint32_t c = 0; c < 4; ++c) {
+                UNROLL_8 for (uint32_t c = 0; c < 4; ++c) {
                     sum = q4_dot(sum, low[c], q4_input(q + c * 4));
                     sum = q4_dot(sum, high[c], q4_input(q + 16 + c * 4));
                 }

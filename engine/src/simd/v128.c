@@ -1,7 +1,7 @@
 /* Every target with 128-bit vectors, in the compiler's own vector types: NEON, RISC-V V (fixed at 128 bits, so that any
  * vector length will do), WebAssembly SIMD. A vector is one block of 8 output rows, in two halves; only the integer
  * products differ. */
-#include "../internal.h"
+#include "../core/internal.h"
 
 #if defined(CLB_V128)
 
@@ -9,8 +9,8 @@
 #include <arm_neon.h>
 #endif
 
-#include "../panel.h"
-#include "../vector.h"
+#include "panel.h"
+#include "vector.h"
 
 #define WIDE 1
 #define BOTH for (int h = 0; h < 2; ++h)
@@ -22,25 +22,25 @@ typedef uint32_t bits __attribute__((vector_size(16)));
 typedef struct { floats half[2]; } vf;
 typedef struct { words half[2]; } vi;
 
-V vf broadcast(const float *p) { return (vf){{{*p, *p, *p, *p}, {*p, *p, *p, *p}}}; }
-V vf add(vf a, vf b) { return (vf){{a.half[0] + b.half[0], a.half[1] + b.half[1]}}; }
-V vf mul(vf a, vf b) { return (vf){{a.half[0] * b.half[0], a.half[1] * b.half[1]}}; }
-V vf to_float(vi v) { return (vf){{__builtin_convertvector(v.half[0], floats), __builtin_convertvector(v.half[1], floats)}}; }
-V vi same(int32_t n) { return (vi){{{n, n, n, n}, {n, n, n, n}}}; }
+FORCE_INLINE vf broadcast(const float *p) { return (vf){{{*p, *p, *p, *p}, {*p, *p, *p, *p}}}; }
+FORCE_INLINE vf add(vf a, vf b) { return (vf){{a.half[0] + b.half[0], a.half[1] + b.half[1]}}; }
+FORCE_INLINE vf mul(vf a, vf b) { return (vf){{a.half[0] * b.half[0], a.half[1] * b.half[1]}}; }
+FORCE_INLINE vf to_float(vi v) { return (vf){{__builtin_convertvector(v.half[0], floats), __builtin_convertvector(v.half[1], floats)}}; }
+FORCE_INLINE vi same(int32_t n) { return (vi){{{n, n, n, n}, {n, n, n, n}}}; }
 
-V vf f32_at(place p)
+FORCE_INLINE vf f32_at(place p)
 {
     vf v;
     memcpy(&v, p.first, sizeof v);
     return v;
 }
-V void add_to(float *p, vf v)
+FORCE_INLINE void add_to(float *p, vf v)
 {
     v = add(f32_at((place){p, NULL}), v);
     memcpy(p, &v, sizeof v);
 }
 
-V vf f16_at(place p)
+FORCE_INLINE vf f16_at(place p)
 {
     const uint16_t *bits_at = p.first;
     vf v;
@@ -59,55 +59,55 @@ V vf f16_at(place p)
     return v;
 }
 
-V vi bytes_at(place p)
+FORCE_INLINE vi bytes_at(place p)
 {
     vi v;
     memcpy(&v, p.first, sizeof v);
     return v;
 }
 
-V words byte_in(words four, int i) { return (words)((bits)four << (24 - 8 * i)) >> 24; }
+FORCE_INLINE words byte_in(words four, int i) { return (words)((bits)four << (24 - 8 * i)) >> 24; }
 
-V vi byte_of_all(vi four, int i) { return (vi){{byte_in(four.half[0], i), byte_in(four.half[1], i)}}; }
-V vf byte_of(vi four, int i) { return to_float(byte_of_all(four, i)); }
+FORCE_INLINE vi byte_of_all(vi four, int i) { return (vi){{byte_in(four.half[0], i), byte_in(four.half[1], i)}}; }
+FORCE_INLINE vf byte_of(vi four, int i) { return to_float(byte_of_all(four, i)); }
 
-V vi low_nibbles(vi both) { return (vi){{both.half[0] & 0x0F0F0F0F, both.half[1] & 0x0F0F0F0F}}; }
-V vi high_nibbles(vi both) { return low_nibbles((vi){{both.half[0] >> 4, both.half[1] >> 4}}); }
+FORCE_INLINE vi low_nibbles(vi both) { return (vi){{both.half[0] & 0x0F0F0F0F, both.half[1] & 0x0F0F0F0F}}; }
+FORCE_INLINE vi high_nibbles(vi both) { return low_nibbles((vi){{both.half[0] >> 4, both.half[1] >> 4}}); }
 
 #if defined(__aarch64__) /* products of bytes */
 
 typedef vi q8w;
 typedef int8x16_t q8x;
 
-V q8w q8_weights(vi weights) { return weights; }
-V q8x q8_input(const int8_t *q) { return (int8x16_t)same(clb_four(q)).half[0]; }
+FORCE_INLINE q8w q8_weights(vi weights) { return weights; }
+FORCE_INLINE q8x q8_input(const int8_t *q) { return (int8x16_t)same(clb_four(q)).half[0]; }
 
 #if defined(__ARM_FEATURE_DOTPROD)
 #define NAME "neon-dot"
 
 typedef vi q8sum;
 
-V q8sum sums_from(int32_t n) { return same(n); }
-V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
+FORCE_INLINE q8sum sums_from(int32_t n) { return same(n); }
+FORCE_INLINE q8sum q8_dot(q8sum sum, q8w weights, q8x x)
 {
     BOTH {
         sum.half[h] = (words)vdotq_s32((int32x4_t)sum.half[h], (int8x16_t)weights.half[h], x);
     }
     return sum;
 }
-V vi q8_end(q8sum sum) { return sum; }
+FORCE_INLINE vi q8_end(q8sum sum) { return sum; }
 
 #else
 #define NAME "neon"
 
 typedef struct { int32x4_t pair[4]; } q8sum; /* pairs of rows, each as two parts */
 
-V q8sum sums_from(int32_t n)
+FORCE_INLINE q8sum sums_from(int32_t n)
 {
     const int32x4_t two = {n, 0, n, 0};
     return (q8sum){{two, two, two, two}};
 }
-V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
+FORCE_INLINE q8sum q8_dot(q8sum sum, q8w weights, q8x x)
 {
     BOTH {
         const int8x16_t w = (int8x16_t)weights.half[h];
@@ -116,8 +116,8 @@ V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
     }
     return sum;
 }
-V words paired(const int32x4_t *pair) { return (words)vpaddq_s32(pair[0], pair[1]); }
-V vi q8_end(q8sum sum) { return (vi){{paired(sum.pair), paired(sum.pair + 2)}}; }
+FORCE_INLINE words paired(const int32x4_t *pair) { return (words)vpaddq_s32(pair[0], pair[1]); }
+FORCE_INLINE vi q8_end(q8sum sum) { return (vi){{paired(sum.pair), paired(sum.pair + 2)}}; }
 
 #endif
 
@@ -132,9 +132,9 @@ typedef struct { vi input[4]; } q8w;
 typedef vi q8sum;
 typedef const int8_t *q8x;
 
-V q8sum sums_from(int32_t n) { return same(n); }
-V q8x q8_input(const int8_t *q) { return q; }
-V q8w q8_weights(vi weights)
+FORCE_INLINE q8sum sums_from(int32_t n) { return same(n); }
+FORCE_INLINE q8x q8_input(const int8_t *q) { return q; }
+FORCE_INLINE q8w q8_weights(vi weights)
 {
     q8w w;
     for (int i = 0; i < 4; ++i) {
@@ -142,7 +142,7 @@ V q8w q8_weights(vi weights)
     }
     return w;
 }
-V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
+FORCE_INLINE q8sum q8_dot(q8sum sum, q8w weights, q8x x)
 {
     for (int i = 0; i < 4; ++i) {
         BOTH {
@@ -151,7 +151,7 @@ V q8sum q8_dot(q8sum sum, q8w weights, q8x x)
     }
     return sum;
 }
-V vi q8_end(q8sum sum) { return sum; }
+FORCE_INLINE vi q8_end(q8sum sum) { return sum; }
 
 #endif
 
@@ -159,11 +159,11 @@ V vi q8_end(q8sum sum) { return sum; }
 typedef q8sum q4sum;
 typedef q8x q4x;
 
-V q8sum q8_start(UNUSED const clb_record *x, UNUSED uint32_t start, UNUSED uint32_t end) { return sums_from(0); }
-V q4sum q4_start(uint32_t inputs) { return sums_from((int32_t)(0u - 8u * inputs)); }
-V q4x q4_input(const int8_t *q) { return q8_input(q); }
-V q4sum q4_dot(q4sum sum, vi nibbles, q4x x) { return q8_dot(sum, q8_weights(nibbles), x); }
-V vi q4_end(q4sum sum) { return q8_end(sum); }
+FORCE_INLINE q8sum q8_start(UNUSED const clb_record *x, UNUSED uint32_t start, UNUSED uint32_t end) { return sums_from(0); }
+FORCE_INLINE q4sum q4_start(uint32_t inputs) { return sums_from((int32_t)(0u - 8u * inputs)); }
+FORCE_INLINE q4x q4_input(const int8_t *q) { return q8_input(q); }
+FORCE_INLINE q4sum q4_dot(q4sum sum, vi nibbles, q4x x) { return q8_dot(sum, q8_weights(nibbles), x); }
+FORCE_INLINE vi q4_end(q4sum sum) { return q8_end(sum); }
 
 #if defined(__aarch64__)
 #define COVER(TILE) SHAPE(TILE, 4, 2) SHAPE(TILE, 2, 4) SHAPE(TILE, 1, 4)

@@ -15,27 +15,41 @@ from pathlib import Path
 FLAGS = ("-fstack-usage", "-fcallgraph-info=su")
 
 _VECTOR = ("unary", "binary", "mix", "quantize")
+_PROOFS = {
+    "fits": "linear map reduce norm moe loop embed rope cache attention delay",
+    "uses": "linear quantize map reduce moe loop embed cache attention delay",
+    "macs": "linear attention",
+    "work": "linear map reduce clb_cache attention delay",
+    "kept": "moe clb_cache delay",
+}
+_CALLED = {"clb_uses": ("uses",), "clb_cost_of": ("macs", "work"), "clb_work_floats": ("kept",),
+           "clb_op_fits": ("fits", "kept"), "kept_fits": ("kept",)}  # fmt: skip
 INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "context": ((), ("sound",)),
     "elementwise": ((), _VECTOR),
-    "internal": ((), ("run_rows", "run_chunk", "attend")),
+    "attention": ((), ("panel", "unary")),
+    "parallel": ((), ("run_rows", "run_chunk", "attend")),
     "linear": ((), ("panel", "residual", "unary")),
-    "rows": (
+    "sums": ((), ("unary",)),
+    "rowwise": (
         (),
         tuple(f"clb_{op}" for op in ("quantize", "map", "softmax", "norm", "reduce")),
     ),
+    **{
+        f"operations.{caller}": ((), tuple(f"{name}_{part}" for part in parts for name in _PROOFS[part].split()))
+        for caller, parts in _CALLED.items()
+    },
     "routing": ((), ("unary",)),
-    "sequence": ((), ("panel", "unary")),
     "forward": ((), tuple(f"clb_{op}" for op in ("embed", "rope", "cache", "attention", "delay"))),
     "moe": ((), ("mix", "compare_routes", "run_expert", "clb_route")),
 }
-"""What a call through a pointer can reach, by the file that makes it: tables in that file, and functions by name. The
-caller's own hooks come on top of what is measured; compare_routes is the engine's own."""
+"""What a call through a pointer can reach, by the file that makes it, or by file and function: tables in that file, and
+functions by name. The caller's own hooks come on top of what is measured; compare_routes is the engine's own."""
 
 GENERATED = {"moe": ("run_expert_*", "route_*")}
 """What it can reach besides where an exported model.c holds the program as code, if the pointer call is left at all."""
 
-HOOKS = ("internal", "linear", "moe", "rows", "sequence")
+HOOKS = ("attention", "linear", "moe", "parallel", "rowwise", "sums")
 """Files that call the caller's hooks through pointers, or what these are handed: generated code may have no other calls
 through pointers left in them."""
 
@@ -113,6 +127,7 @@ def read(files: Iterable[Path], sources: Path, linked: Collection[str] | None = 
 
 def _targets(file: str, caller: str, graph: CallGraph, sources: Path, generated: bool) -> set[str]:
     """What a pointer call written in `file` reaches in this build."""
+    file = f"{file}.{caller}" if f"{file}.{caller}" in INDIRECT else file
     if file not in INDIRECT:
         raise StackError(f"{file}: {caller} calls through a pointer: name its targets in {__name__}.INDIRECT")
     tables, functions = INDIRECT[file]

@@ -22,8 +22,7 @@ _ENUMS = {"code": "op", "space": "space", "layout": "layout", "scope": "scope", 
           "after": "unary"}  # fmt: skip
 _SCORE_FUNCTIONS = [("exp",), ("sigmoid",), (), ("softplus", "sqrt"), ()]  # by `score` value: what routing.c calls
 _NO_TENSOR = ("w0", "w1", "w2")
-_KERNELS = {"map1": "map", "map2": "map", "layernorm": "norm", "rmsnorm": "norm"}  # where they have another name
-_SEQUENCE = ("embed", "rope", "cache", "attention", "delay")
+_OPERATIONS = {o.name: o for o in spec.OPERATIONS}
 # Code for each operation alone takes up to a third fewer instructions than a walk that all share, and less flash where
 # operations are few or mostly elementwise. Bytes on a Cortex-M7: a call, what kinds take beyond one, a product; the
 # number of products above which they share their code; and bytes in all up to which it is worth while.
@@ -153,16 +152,16 @@ def _calls(ops: Sequence[Op], numbers: Iterable[int], samples: str, indent: str,
             forward = f"for ({step} = 0; {step} < {steps}u; ++{step}) {{"
             calls.append(indent + (f"for ({step} = {steps}u; {step}-- > 0;) {{" if backward else forward))
             continue
-        inner = indent + "    " * (looped > 0)
+        inner, known = indent + "    " * (looped > 0), _OPERATIONS[op.code]
         if op.code == "moe":
             m = op.layer
             call = f"clb_run_moe(&layers[{m}], &ops[{n}], routers[{m}], run_expert_{m}, {samples}, frame);"
-        elif op.code in _SEQUENCE:
-            call = f"clb_{op.code}(&ops[{n}], {samples}, frame);"
-        elif op.code in ("linear", "linear_q"):
-            call = f"clb_run_linear(&ops[{n}], {first}, {samples}, frame);"
+        elif known.walk == "batch":
+            call = f"clb_{known.kernel}(&ops[{n}], {samples}, frame);"
+        elif known.walk == "product":
+            call = f"clb_{known.kernel}(&ops[{n}], {first}, {samples}, frame);"
         else:
-            call = f"clb_run_rows(clb_{_KERNELS.get(op.code, op.code)}, &ops[{n}], {first}, {samples}, frame);"
+            call = f"clb_run_rows(clb_{known.kernel}, &ops[{n}], {first}, {samples}, frame);"
         calls.append(inner + call)
         looped -= looped > 0
         if inner != indent and looped == 0:

@@ -184,22 +184,23 @@ def _operand(operand: Operand) -> Any:
     )  # fmt: skip
 
 
-_FUNC_ENUM = {"map2": "binary", "reduce": "reduce", "cache": "cache", "attention": "cache"}
+_FUNCTIONS = {o.name: o.functions or "unary" for o in spec.OPERATIONS}
 
 
 def _op(op: Op, numbers: Mapping[Tensor, int]) -> Any:
     record = _fill(
         spec.OP.dtype,
-        {"code": _value("op", op.code), "func": _value(_FUNC_ENUM.get(op.code, "unary"), op.func), "rows": op.rows,
+        {"code": _value("op", op.code), "func": _value(_FUNCTIONS[op.code], op.func), "rows": op.rows,
          "w0": op.layer if op.code == "moe" else numbers[op.w0] if op.w0 else spec.NONE,
          "w1": numbers[op.w1] if op.w1 else spec.NONE, "w2": numbers[op.w2] if op.w2 else spec.NONE,
-         "p0": op.p0, "p1": op.p1, "before": _value("unary", op.before),
+         "alpha": op.alpha, "beta": op.beta, "before": _value("unary", op.before),
          "after": _value("unary", op.after)},
     )  # fmt: skip
     for name in ("a", "b", "out", "work"):
         record[name] = _operand(getattr(op, name))
     elementwise = op.code in ("map1", "map2")
-    for name, values, missing in (("dims", op.dims, 1), ("sa", op.sa, 0), ("sb", op.sb, 0), ("so", op.so, 0)):
+    for name, missing in (("dims", 1), ("strides_a", 0), ("strides_b", 0), ("strides_out", 0)):
+        values = getattr(op, name)
         # Elementwise axes end at the last place, where the innermost loop is; the others count from the first.
         pad = (missing if elementwise else 0,) * (4 - len(values))
         row = (*pad, *values) if elementwise else (*values, *pad)

@@ -33,8 +33,6 @@ MAX_BATCH = 1 << 16
 MAX_META = 1 << 28  # bytes of header and metadata: they are copied and proven before anything runs
 MAX_EXPERTS = 65535  # of one layer: the certificate holds choices as u16, and 65535 for none
 
-OPCODES = ("linear", "linear_q", "quantize", "map1", "map2", "softmax", "layernorm", "rmsnorm", "reduce", "loop",
-           "moe", "embed", "rope", "cache", "attention", "delay")  # fmt: skip
 SPACES = ("none", "arena", "input", "output", "const", "token_in", "token_out", "token_weight")
 LAYOUTS = ("flat", "rows8_f32", "rows8_f16", "rows8_i8", "rows8_i4", "residual")
 SCOPES = ("shared", "expert")
@@ -233,21 +231,15 @@ OP = _record(
     ("operand", "out", 1, "output"),
     ("operand", "work", 1, "for `moe` its workspace: slots, weights, choices, grouping; for cache, attention and delay "
      "what they keep from one run to the next"),
-    ("u32", "w0", 1, "tensor: weight, gamma, table, sinks, or a constant operand a; for `moe` the layer"),
-    ("u32", "w1", 1, "tensor: bias, beta, or a constant operand b; for `moe` the selection bias; for attention a bias "
-     "for each head and distance"),
-    ("u32", "w2", 1, "tensor: the residual E of an int8 or int4 matrix; for `moe` a scale for each expert"),
-    ("u32", "dims", 4, "sizes inside a row; linear: inputs, outputs; softmax, norms: size; reduce: outer, n, inner; "
-     "loop: steps, how many of the next operations are in it, 1 where the last step comes first; embed: width; rope: "
-     "size, turned; cache, attention: size of a key, of a value, key heads, positions; delay: "
-     "width, steps back of the first row, positions; moe: floats of a token, of a result, of the experts' scratch "
-     "memory behind the workspace"),
-    ("u32", "sa", 4, "strides of a, in floats; for cache, attention the window (0: none) and a `sight` value; for "
-     "delay the steps from a row to the next, later one"),
-    ("u32", "sb", 4, "strides of b, in floats"),
-    ("u32", "so", 4, "strides of out, in floats, row-major"),
-    ("f32", "p0", 1, "alpha of the function, or eps, or the factor on attention's scores"),
-    ("f32", "p1", 1, "beta of the function, or the soft cap of attention's scores (0: none)"),
+    ("u32", "w0", 1, "a tensor, or `0xFFFFFFFF`: none; a constant operand a of map1 and map2"),
+    ("u32", "w1", 1, "a tensor, or none; a constant operand b of map2"),
+    ("u32", "w2", 1, "a tensor, or none"),
+    ("u32", "dims", 4, "sizes inside a row, and 1 where there are fewer; of map1 and map2 its axes"),
+    ("u32", "strides_a", 4, "strides of a, in floats"),
+    ("u32", "strides_b", 4, "strides of b, in floats"),
+    ("u32", "strides_out", 4, "strides of out, in floats, row-major"),
+    ("f32", "alpha", 1, "first parameter of the function"),
+    ("f32", "beta", 1, "second parameter of the function"),
     ("u16", "before", 1, "map2: the `unary` function that a passes through first; zero elsewhere"),
     ("u16", "after", 1, "map2: the `unary` function, with alpha and beta 0, that the result passes through; zero "
      "elsewhere"),
@@ -303,6 +295,157 @@ EXPERT = _record(
     ("f32", "frequency", 1, "share of the calibration tokens that chose it, 0 where unknown"),
     ("u32", "reserved", 4, "zero"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Named:
+    """What an operation calls a word of its record, `count` words from `at` on, and the range that is proven.
+
+    `at` counts 32-bit words from `w0`. Words without a range are proven otherwise, or may be anything.
+    """
+
+    name: str
+    at: int
+    doc: str
+    least: int = 0
+    most: int = NONE
+    count: int = 1
+    type: str = "u32"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of the engine: its row in every table of operations, in Python and in C.
+
+    `view` is its member of the record's union, `kernel` the C function (clb_…) that `walk` calls: for tiles of rows,
+    for a matrix product, for all samples of a batch. `functions` is the enumeration of `func`.
+    """
+
+    name: str
+    view: str
+    proof: str
+    kernel: str
+    walk: str  # rows, product, batch, or its own name
+    functions: str = ""
+    traits: tuple[str, ...] = ()
+
+
+TRAITS = {
+    "in_place": "may write the rows that it reads",
+    "has_axes": "its operands have axes; constants may be among them",
+    "reads_once": "the rows that it reads have no place in common",
+    "ends_in_function": "its last step is the `unary` function `func`, or its only one",
+    "knows_positions": "in models of texts and streams only",
+    "runs_all_samples": "outside experts, and before the tail: later tokens see what it does",
+    "keeps_cache": "what it keeps lies behind what colibri_init clears",
+    "reads_kept": "reads what another operation keeps for it",
+    "stores_first": "stores all that it reads before it writes",
+}
+_W0, _W1, _W2, _DIMS, _STRIDES_A, _STRIDES_B, _STRIDES_OUT, _ALPHA, _BETA = 0, 1, 2, 3, 7, 11, 15, 19, 20
+VIEWS: dict[str, tuple[Named, ...]] = {
+    "linear": (
+        Named("matrix", _W0, "tensor (outputs, inputs); none: operand b is the matrix, in layout rows8_f32"),
+        Named("bias", _W1, "tensor (outputs), or none"),
+        Named("outliers", _W2, "tensor: the sparse outliers E of an int8 or int4 matrix, or none"),
+        Named("inputs", _DIMS, "floats of a row that is read", 1, LIMIT),
+        Named("outputs", _DIMS + 1, "floats of a row that is written", 1, LIMIT),
+    ),
+    "quantize": (Named("inputs", _DIMS, "floats of a row", 1, LIMIT // 2),),
+    "map": (
+        Named("sizes", _DIMS, "elements along each axis", 1, LIMIT, 4),
+        Named("strides", _STRIDES_A, "floats to the next element along each axis: of a, b and out", 0, LIMIT, 12),
+    ),
+    "norm": (
+        Named("gamma", _W0, "tensor (size), or none"),
+        Named("beta", _W1, "tensor (size), or none"),
+        Named("size", _DIMS, "floats of a row", 1, LIMIT),
+        Named("epsilon", _ALPHA, "added to the mean of squares", type="f32"),
+    ),
+    "reduce": (
+        Named("outer", _DIMS, "elements before the axis that is reduced", 1, LIMIT),
+        Named("size", _DIMS + 1, "elements along it", 1, LIMIT),
+        Named("inner", _DIMS + 2, "elements behind it", 1, LIMIT),
+        Named("from_outer", _STRIDES_A, "floats between these in a", 0, LIMIT),
+        Named("from_next", _STRIDES_A + 1, "floats between these in a", 0, LIMIT),
+        Named("from_inner", _STRIDES_A + 2, "floats between these in a", 0, LIMIT),
+        Named("to_outer", _STRIDES_OUT, "floats between outer elements in out", 0, LIMIT),
+        Named("to_next", _STRIDES_OUT + 1, "of no meaning", 0, LIMIT),
+        Named("to_inner", _STRIDES_OUT + 2, "floats between inner elements in out", 0, LIMIT),
+    ),
+    "loop": (
+        Named("steps", _DIMS, "times that the body runs", 1, LIMIT),
+        Named("body", _DIMS + 1, "how many of the next operations are in it", 1, LIMIT),
+        Named("backward", _DIMS + 2, "1 where the last step comes first", 0, 1),
+    ),
+    "moe": (
+        Named("layer", _W0, "which MoE layer"),
+        Named("bias", _W1, "tensor (experts): the selection bias, or none"),
+        Named("scale", _W2, "tensor (experts): a factor for each expert, or none"),
+        Named("scratch", _DIMS + 2, "floats of the experts' scratch memory, behind the workspace", 0, LIMIT),
+    ),
+    "embed": (
+        Named("table", _W0, "tensor (vocabulary, width)"),
+        Named("width", _DIMS, "floats of a row of the table", 1, LIMIT),
+    ),
+    "rope": (
+        Named("table", _W0, "tensor (positions, turned): half cosines, half sines"),
+        Named("size", _DIMS, "floats of a row", 1, LIMIT),
+        Named("turned", _DIMS + 1, "how many of them are turned, from the first; even"),
+    ),
+    "attention": (
+        Named("sinks", _W0, "tensor (heads): a score that has no value, or none"),
+        Named("biases", _W1, "tensor: a bias for each head and distance, or none"),
+        Named("key", _DIMS, "floats of a key", 1, LIMIT),
+        Named("value", _DIMS + 1, "floats of a value", 1, LIMIT),
+        Named("key_heads", _DIMS + 2, "heads of keys and values; each serves rows / key_heads queries", 1, LIMIT),
+        Named("positions", _DIMS + 3, "positions that the cache holds, in whole pages", 1, LIMIT),
+        Named("window", _STRIDES_A, "positions a token sees, its own included; 0: all", 0, LIMIT),
+        Named("sight", _STRIDES_A + 1, "a `sight` value", 0, len(SIGHTS) - 1),
+        Named("scale", _ALPHA, "factor on the scores", type="f32"),
+        Named("softcap", _BETA, "soft cap of the scores; 0: none", type="f32"),
+    ),
+    "delay": (
+        Named("width", _DIMS, "floats of a row", 1, LIMIT),
+        Named("steps", _DIMS + 1, "time steps that the first row looks back", 1, LIMIT),
+        Named("slots", _DIMS + 2, "time steps that are kept", 0, LIMIT),
+        Named("apart", _STRIDES_A, "time steps from a row to the next, later one"),
+    ),
+}  # fmt: skip
+_TEXT = ("runs_all_samples", "knows_positions")
+OPERATIONS = (
+    Operation("linear", "linear", "linear", "run_linear", "product", "unary", ("ends_in_function",)),
+    Operation("linear_q", "linear", "linear", "run_linear", "product", "unary", ("ends_in_function",)),
+    Operation("quantize", "quantize", "quantize", "quantize", "rows"),
+    Operation("map1", "map", "map", "map", "rows", "unary", ("in_place", "has_axes", "ends_in_function")),
+    Operation("map2", "map", "map", "map", "rows", "binary", ("in_place", "has_axes")),
+    Operation("softmax", "norm", "norm", "softmax", "rows", "", ("in_place",)),
+    Operation("layernorm", "norm", "norm", "norm", "rows", "", ("in_place",)),
+    Operation("rmsnorm", "norm", "norm", "norm", "rows", "", ("in_place",)),
+    Operation("reduce", "reduce", "reduce", "reduce", "rows", "reduce", ("reads_once",)),
+    Operation("loop", "loop", "loop", "", "loop"),
+    Operation("moe", "moe", "moe", "run_moe", "moe", "", ("runs_all_samples",)),
+    Operation("embed", "embed", "embed", "embed", "batch", "", ("runs_all_samples",)),
+    Operation("rope", "rope", "rope", "rope", "batch", "", (*_TEXT, "in_place")),
+    Operation("cache", "attention", "cache", "cache", "batch", "cache", (*_TEXT, "keeps_cache")),
+    Operation("attention", "attention", "attention", "attention", "batch", "cache",
+              (*_TEXT, "keeps_cache", "reads_kept")),
+    Operation("delay", "delay", "delay", "delay", "batch", "", (*_TEXT, "stores_first")),
+)  # fmt: skip
+OPCODES = tuple(operation.name for operation in OPERATIONS)
+
+
+def operations(walk: str = "", trait: str = "") -> tuple[Operation, ...]:
+    """The operations with this walk, or this trait."""
+    return tuple(o for o in OPERATIONS if walk in ("", o.walk) and trait in ("", *o.traits))
+
+
+# Ranges of a layer's fields that are proven field by field.
+LAYER_RANGES = {
+    "experts": (1, MAX_EXPERTS), "k": (1, LIMIT), "score": (0, len(SCORES) - 1), "normalize": (0, len(NORMALIZE) - 1),
+    "d_in": (1, LIMIT), "d_out": (1, LIMIT), "tile": (1, EXPERT_TILE), "groups": (1, LIMIT), "kept_groups": (1, LIMIT),
+    "group_rule": (0, len(GROUP_RULES) - 1), "capacity": (0, LIMIT), "apply": (0, len(APPLY) - 1),
+    "quantized": (0, LIMIT // 2),
+}  # fmt: skip
 
 RECORDS = {r.name: r for r in (HEADER, PORT, OPERAND, OP, TENSOR, LAYER, EXPERT, GOLDEN)}
 

@@ -13,6 +13,7 @@ from math import prod
 import numpy as np
 
 from colibri.errors import ExportError
+from colibri.format import spec
 from colibri.format.layouts import (
     attention_macs,
     cache_pages,
@@ -251,8 +252,8 @@ class _Lowering:
         sources: Sequence[View],
         target: View,
         name: str,
-        p0: float = 0.0,
-        p1: float = 0.0,
+        alpha: float = 0.0,
+        beta: float = 0.0,
         before: str = "identity",
         after: str = "identity",
     ) -> None:
@@ -264,15 +265,16 @@ class _Lowering:
             axis = dims.index(min(dims))
             for n in range(dims[axis]):
                 *parts, part = (indexed(v, axis, n) for v in views)
-                self.map(code, func, parts, part, name, p0, p1, before, after)
+                self.map(code, func, parts, part, name, alpha, beta, before, after)
             return
         tensors = [s.place.tensor for s in sources] + [None]
         operands = [first_row(s) for s in sources]
         two = len(sources) > 1
         self.ops.append(
             Op(code, first_row(target), operands[0], operands[1] if two else Operand(), func=func,
-               w0=tensors[0], w1=tensors[1], dims=dims, sa=merged[0], sb=merged[1] if two else (), so=merged[-1],
-               comment=name, p0=p0, p1=p1, before=before, after=after)
+               w0=tensors[0], w1=tensors[1], dims=dims,
+               strides_a=merged[0], strides_b=merged[1] if two else (), strides_out=merged[-1],
+               comment=name, alpha=alpha, beta=beta, before=before, after=after)
         )  # fmt: skip
 
     # --- one method an operation ---
@@ -288,7 +290,7 @@ class _Lowering:
             Op("linear_q" if integer else "linear", out, a, func=node.attrs.get("activation") or "identity", rows=rows,
                dims=(k, n), w0=self.weight(node, 1, "" if matrix is None else layout_of(matrix)),
                w1=self.weight(node, 2), w2=self.weight(node, 1, "residual") if residual else None,
-               comment=node.output, p0=node.attrs.get("alpha", 0.0), p1=node.attrs.get("beta", 0.0))
+               comment=node.output, alpha=node.attrs.get("alpha", 0.0), beta=node.attrs.get("beta", 0.0))
         )  # fmt: skip
         self.macs += self.steps * rows * n * k
         self.finish(node, after)
@@ -412,7 +414,7 @@ class _Lowering:
     def _unary(self, node: Node) -> None:
         source = self.view(node.inputs[0])
         alpha, beta = node.attrs.get("alpha", 0.0), node.attrs.get("beta", 0.0)
-        self.map("map1", node.attrs["func"], [source], self.define(node), node.output, p0=alpha, p1=beta)
+        self.map("map1", node.attrs["func"], [source], self.define(node), node.output, alpha=alpha, beta=beta)
 
     def _binary(self, node: Node) -> None:
         sources = [self.view(i) for i in node.inputs]
@@ -445,7 +447,7 @@ class _Lowering:
         out, _, after = self.define_rows(node)
         self.ops.append(
             Op(node.op, out, a, rows=rows, dims=(self.graph.shapes[node.inputs[0]][-1],), w0=self.weight(node, 1),
-               w1=self.weight(node, 2), p0=node.attrs.get("eps", 0.0), comment=node.output)
+               w1=self.weight(node, 2), alpha=node.attrs.get("eps", 0.0), comment=node.output)
         )  # fmt: skip
         self.finish(node, after)
 
@@ -465,7 +467,8 @@ class _Lowering:
         inner = prod(shape[axis + 1 :])
         self.ops.append(
             Op("reduce", first_row(own), first_row(source), func=node.attrs["func"],
-               dims=(prod(shape[:axis]), shape[axis], inner), sa=strides, so=(inner, 0, 1), comment=node.output)
+               dims=(prod(shape[:axis]), shape[axis], inner),
+               strides_a=strides, strides_out=(inner, 0, 1), comment=node.output)
         )  # fmt: skip
         self.finish(node, target if own is not target else None)
 
@@ -540,7 +543,7 @@ class _Lowering:
         kept = self.keep(node, size, kept=sight(node) != "all")
         (k, _), (v, _) = self.rows(node.inputs[1]), self.rows(node.inputs[2])
         self.ops.append(
-            Op("cache", Operand(), k, v, kept, func=cache, rows=kv, dims=dims, sa=(window,), comment=node.output)
+            Op("cache", Operand(), k, v, kept, func=cache, rows=kv, dims=dims, strides_a=(window,), comment=node.output)
         )
         return kept
 
@@ -558,8 +561,8 @@ class _Lowering:
             raise ExportError(f"{node.output}: biases for {longest} distances in texts of {self.graph.context} tokens")
         self.ops.append(
             Op("attention", out, q, work=kept, func=cache, rows=heads, dims=dims,
-               sa=(window, SIGHTS.index(sight(node) or "past")), w0=None if biased else more,
-               w1=more if biased else None, p0=node.attrs["scale"], p1=node.attrs.get("softcap", 0.0),
+               strides_a=(window, SIGHTS.index(sight(node) or "past")), w0=None if biased else more,
+               w1=more if biased else None, alpha=node.attrs["scale"], beta=node.attrs.get("softcap", 0.0),
                comment=node.output)
         )  # fmt: skip
         self.macs += attention_macs(heads, dims[0], dims[1], window, self.graph.context)
@@ -572,7 +575,7 @@ class _Lowering:
         out, rows, after = self.define_rows(node)
         self.ops.append(
             Op("delay", out, a, work=self.keep(node, 4 * width * slots), rows=rows, dims=(width, steps, slots),
-               sa=(node.attrs.get("apart", 0),), comment=node.output)
+               strides_a=(node.attrs.get("apart", 0),), comment=node.output)
         )  # fmt: skip
         self.finish(node, after)
 
@@ -661,7 +664,7 @@ def _reads_input_as_int8(expert: Graph) -> bool:
 
 # --- reuse ------------------------------------------------------------------------------------------------------------
 
-_IN_PLACE = ("map1", "map2", "softmax", "layernorm", "rmsnorm", "rope")  # kernels that may write the row they read
+_IN_PLACE = {o.name for o in spec.operations(trait="in_place")}  # kernels that may write the row they read
 
 
 def _reuse_dying_inputs(ops: list[Op]) -> None:
@@ -672,13 +675,13 @@ def _reuse_dying_inputs(ops: list[Op]) -> None:
         if op.code not in _IN_PLACE or out is None or spans[out][0] != n:
             continue
         # What passes through a function first must not overwrite the other operand on its way.
-        pairs = ((op.a, op.sa, op.b), (op.b, op.sb, op.a))[: 2 if op.before == "identity" else 1]
+        pairs = ((op.a, op.strides_a, op.b), (op.b, op.strides_b, op.a))[: 2 if op.before == "identity" else 1]
         for source, strides, other in pairs:
             held = source.place.buffer
             if held is None or held is out or spans[held][1] != n or held.floats != out.floats:
                 continue
             here = (source.offset, source.place.sample_stride, source.row_stride, source.step_stride, strides)
-            there = (op.out.offset, op.out.place.sample_stride, op.out.row_stride, op.out.step_stride, op.so)
+            there = (op.out.offset, op.out.place.sample_stride, op.out.row_stride, op.out.step_stride, op.strides_out)
             if here != there or (other.place.buffer is held and (other != source or op.before != "identity")):
                 continue
             for later in ops[n:]:

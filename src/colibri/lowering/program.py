@@ -95,11 +95,11 @@ class Op:
     w2: Tensor | None = None
     layer: int = -1
     dims: tuple[int, ...] = ()
-    sa: tuple[int, ...] = ()
-    sb: tuple[int, ...] = ()
-    so: tuple[int, ...] = ()
-    p0: float = 0.0
-    p1: float = 0.0
+    strides_a: tuple[int, ...] = ()
+    strides_b: tuple[int, ...] = ()
+    strides_out: tuple[int, ...] = ()
+    alpha: float = 0.0
+    beta: float = 0.0
     before: str = "identity"
     after: str = "identity"
     comment: str = ""
@@ -254,7 +254,7 @@ def op_work(op: Op, context: int) -> int:
             return op.rows * (op.dims[0] + op.dims[1])
         case "attention":
             key, value = op.dims[:2]
-            return op.rows * (key + value) + attention_macs(op.rows, key, value, op.sa[0], context)
+            return op.rows * (key + value) + attention_macs(op.rows, key, value, op.strides_a[0], context)
         case "delay":
             return (op.rows + 1) * op.dims[0]
         case _:  # softmax, norms, quantize, embed, rope

@@ -120,7 +120,7 @@ def _arrange(ops: Any, tokens: int, samples: int, first: int) -> tuple[int, int]
             dims[2] = delay_slots(tokens, steps, samples)
             size = 4 * width * int(dims[2])
         else:
-            key, value, heads, window = (int(n) for n in (*dims[:3], op["sa"][0]))
+            key, value, heads, window = (int(n) for n in (*dims[:3], op["strides_a"][0]))
             pages = cache_pages(tokens, window, samples)
             dims[3] = pages * spec.PAGE
             size = heads * pages * page_bytes(spec.ENUMS["cache"][int(op["func"])], key, value)
@@ -137,7 +137,7 @@ def _macs(ops: Any, tokens: int) -> int:
     total = 0
     for op in ops:
         if _CODE[int(op["code"])] == "attention":
-            key, value, window = int(op["dims"][0]), int(op["dims"][1]), int(op["sa"][0])
+            key, value, window = int(op["dims"][0]), int(op["dims"][1]), int(op["strides_a"][0])
             total += attention_macs(int(op["rows"]), key, value, window, tokens)
     return total
 

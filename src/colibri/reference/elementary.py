@@ -1,4 +1,4 @@
-"""Elementary functions in binary32: the executable specification of ``engine/src/elementary.h``.
+"""Elementary functions in binary32: the executable specification of ``engine/src/core/elementary.h``.
 
 Each function is one fixed sequence of IEEE-754 binary32 operations, 32-bit integer operations and selects, in
 the order of the C text with the same constants, so both give the same bits for every argument.  The C file

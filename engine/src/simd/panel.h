@@ -1,27 +1,27 @@
 /* A panel of a matrix for one tile of rows: the product, then scale and bias, written to the tile's out. Compiled once for
  * each instruction set, whose compiler turns the loops over 8 lanes into its vectors. */
-#include "internal.h"
+#include "../core/internal.h"
 
 #if defined(__clang__)
-#define UNROLL _Pragma("unroll")
-#define FOURTH _Pragma("unroll 4")
-#define TWICE _Pragma("unroll 2")
+#define UNROLL_8 _Pragma("unroll")
+#define UNROLL_4 _Pragma("unroll 4")
+#define UNROLL_2 _Pragma("unroll 2")
 #else
-#define UNROLL _Pragma("GCC unroll 8")
-#define FOURTH _Pragma("GCC unroll 4")
-#define TWICE _Pragma("GCC unroll 2")
+#define UNROLL_8 _Pragma("GCC unroll 8")
+#define UNROLL_4 _Pragma("GCC unroll 4")
+#define UNROLL_2 _Pragma("GCC unroll 2")
 #endif
 
 /* Where lanes are no vector, each has a register. */
 #if CLB_SCALAR
-#define ALL_LANES UNROLL for (uint32_t lane = 0; lane < CLB_LANES; ++lane)
+#define ALL_LANES UNROLL_8 for (uint32_t lane = 0; lane < CLB_LANES; ++lane)
 #define OF_PANEL static inline
 #else
 #define OF_PANEL static __attribute__((noinline)) /* in panel itself, gcc keeps vectors across other calls */
 #define ALL_LANES for (uint32_t lane = 0; lane < CLB_LANES; ++lane)
 #endif
 
-#define V static inline __attribute__((always_inline))
+#define FORCE_INLINE static inline __attribute__((always_inline))
 #define UNUSED __attribute__((unused))
 
 /* Where two blocks of 8 output rows have something; a vector that is one block reads the first. */
@@ -98,7 +98,7 @@ OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
     const float *const sums = m->from_bias ? bias : NULL;
     const int whole = CLB_SHARED_PRODUCTS && outputs == CLB_LANES; /* a constant number: moves */
     for (uint32_t row = 0; row < (CLB_TILE == 1 ? 1 : tile->computed); ++row) {
-        UNROLL for (uint32_t i = 0; i < width; ++i) {
+        UNROLL_8 for (uint32_t i = 0; i < width; ++i) {
             total[row][i] = 0.0f;
         }
         const float *start = m->adds ? tile->out[row] + at : sums;

@@ -1,27 +1,21 @@
 /* The generic engine: the walk over a model's program. */
 #include "internal.h"
 
-static clb_kernel *const kernels[CLB_OP_COUNT] = {
-    [CLB_OP_QUANTIZE] = clb_quantize, [CLB_OP_MAP1] = clb_map,       [CLB_OP_MAP2] = clb_map,
-    [CLB_OP_SOFTMAX] = clb_softmax,   [CLB_OP_LAYERNORM] = clb_norm, [CLB_OP_RMSNORM] = clb_norm,
-    [CLB_OP_REDUCE] = clb_reduce,
-};
-static clb_sequence *const sequence[CLB_OP_COUNT] = {
-    [CLB_OP_EMBED] = clb_embed,         [CLB_OP_ROPE] = clb_rope,   [CLB_OP_CACHE] = clb_cache,
-    [CLB_OP_ATTENTION] = clb_attention, [CLB_OP_DELAY] = clb_delay,
-};
+#define ENTRY(code, name) [CLB_OP_##code] = clb_##name,
+static clb_kernel *const row_kernels[CLB_OP_COUNT] = {CLB_ROW_KERNELS(ENTRY)};
+static clb_batch_kernel *const batch_kernels[CLB_OP_COUNT] = {CLB_BATCH_KERNELS(ENTRY)};
 
 /* An operation, or a loop and all operations in it; returns how many these are. */
 static uint32_t run_op(const clb_op *op, uint32_t first, uint32_t samples, clb_frame *frame)
 {
-    const uint32_t loop = op->code == CLB_OP_LOOP, steps = loop ? op->dims[0] : 1, body = loop ? op->dims[1] : 1;
+    const uint32_t loop = op->code == CLB_OP_LOOP, steps = loop ? op->loop.steps : 1, body = loop ? op->loop.body : 1;
     for (uint32_t step = 0; step < steps; ++step) {
-        frame->step = loop && op->dims[2] != 0 ? steps - 1 - step : step;
+        frame->step = loop && op->loop.backward ? steps - 1 - step : step;
         for (const clb_op *each = op + loop; each < op + loop + body; ++each) {
             if (each->code == CLB_OP_LINEAR || each->code == CLB_OP_LINEAR_Q) {
                 clb_run_linear(each, first, samples, frame);
             } else {
-                clb_run_rows(kernels[each->code], each, first, samples, frame);
+                clb_run_rows(row_kernels[each->code], each, first, samples, frame);
             }
         }
     }
@@ -51,10 +45,10 @@ void clb_run_program(uint32_t samples, clb_frame *frame)
     for (uint32_t n = reads ? 0 : encoder; n < (reads ? encoder : model.header->main_ops);) {
         const clb_op *op = &model.ops[n];
         if (op->code == CLB_OP_MOE) {
-            clb_run_moe(&model.layers[op->w0], op, clb_route, run_expert, samples, frame);
+            clb_run_moe(&model.layers[op->moe.layer], op, clb_route, run_expert, samples, frame);
             ++n;
-        } else if (op->code > CLB_OP_MOE) { /* never in an expert */
-            sequence[op->code](op, samples, frame);
+        } else if (batch_kernels[op->code] != NULL) { /* never in an expert */
+            batch_kernels[op->code](op, samples, frame);
             ++n;
         } else {
             n += run_op(op, n < model.header->tail_op ? 0 : frame->tail, samples, frame);

@@ -4,7 +4,7 @@
 
 #include "arithmetic.h"
 #include "colibri.h"
-#include "format.h"
+#include "../format/operations.h"
 
 #include <string.h>
 
@@ -175,48 +175,13 @@ extern const clb_kernels CLB_V128;
 
 CLB_INTERNAL const clb_kernels *clb_kernels_at(uint32_t n); /* the n-th best this processor runs, from 0; NULL where there are no more */
 
-/* validate.c */
+/* parse.c, of a header alone; check/file.c */
 CLB_INTERNAL int clb_read_header(const uint8_t *model, const clb_header **header);
+int clb_within(const uint32_t *values, size_t n, uint32_t least, uint32_t most);
 CLB_INTERNAL int clb_validate(const uint8_t *model, uint64_t size, clb_model *parsed);
 void clb_parse(const uint8_t *model, clb_model *parsed);
 
-/* cost.c: multiply-accumulates and elementary steps of an operation on one sample, at the end of a text of `tokens` tokens;
- * what the k costliest experts take; sums and products that stop at UINT64_MAX */
-enum clb_cost { CLB_MACS, CLB_BYTES };
-uint64_t clb_macs_of(const clb_op *op, uint32_t tokens);
-uint64_t clb_work_of(const clb_op *op, const clb_tensor *tensors, uint32_t tokens);
-uint64_t clb_costliest(const clb_expert *experts, uint32_t count, uint32_t k, enum clb_cost what);
-uint64_t clb_plus(uint64_t a, uint64_t b);
-uint64_t clb_times(uint64_t a, uint64_t b);
-
-/* An operand as its operation uses it. A row is `floats` neighbouring floats, or has axes and reaches that far. */
-enum { CLB_A, CLB_B, CLB_OUT, CLB_OPERANDS, CLB_AXES = 4 };
-typedef struct {
-    const clb_operand *at;
-    const uint32_t *dims, *strides; /* of the axes */
-    uint64_t floats; /* 0: there is no such operand */
-    uint64_t spare;  /* the last of these, if their values do not count */
-    uint32_t axes;   /* the bits of those that count; 0: neighbouring floats */
-    uint32_t rows;
-    uint32_t cols; /* inputs of rows that are quantised; 0: they are floats */
-} clb_use;
-
-/* operands.c: what an operation, whose dimensions are in their range, reads and writes */
-void clb_uses(const clb_model *model, const clb_op *op, clb_use uses[CLB_OPERANDS]);
-
-/* operands.c: memory for an operation's own use, for all samples, of a MoE layer with its experts' scratch, and up to
- * where that begins; sequence.c: of a cache */
-uint64_t clb_work_floats(const clb_model *model, const clb_op *op, uint64_t samples);
-uint64_t clb_workspace_floats(const clb_op *op, const clb_layer *layer, uint64_t samples);
-CLB_INTERNAL uint64_t clb_cache_floats(const clb_op *op);
-
-/* sequence.c: whether every attention's cache is filled by an operation before it, and nothing else is kept there */
-CLB_INTERNAL int clb_caches_are_filled(const clb_model *model);
-
-/* order.c: whether a valid program reads only what it has written */
-int clb_in_order(const clb_model *model);
-
-/* selftest.c: of the bytes alone, or behind others whose checksum is `before` */
+/* checksum.c: of the bytes alone, or behind others whose checksum is `before` */
 CLB_INTERNAL uint32_t clb_crc32(const void *data, uint64_t bytes);
 CLB_INTERNAL uint32_t clb_crc32_on(uint32_t before, const void *data, uint64_t bytes);
 
@@ -236,11 +201,11 @@ static inline void clb_use_kernels(colibri_context_t *ctx, const clb_kernels *ke
 /* forward.c, or generated code: the model's program */
 CLB_WALK void clb_run_program(uint32_t samples, clb_frame *frame);
 
-/* rows.c: an operation that computes each row by itself, on rows of the samples from `first` to below `samples` */
+/* rowwise.c: an operation that computes each row by itself, on rows of the samples from `first` to below `samples` */
 typedef void clb_kernel(const clb_op *op, const clb_tile *tile);
 CLB_WALK void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t first, uint32_t samples, const clb_frame *frame);
 
-/* Fill the next tile from row `row` of sample `sample` on, and advance them; the tensors are set already. */
+/* rows.c: fill the next tile from row `row` of sample `sample` on, and advance them; the tensors are set already. */
 CLB_WALK void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame *frame, uint32_t *sample, uint32_t *row,
                             clb_tile *tile);
 CLB_WALK const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number);
@@ -272,70 +237,37 @@ CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *
                           uint32_t samples, const clb_frame *frame);
 CLB_WALK float *clb_row_of(const clb_operand *v, const float *base, uint32_t rows, size_t token);
 
-/* routing.c: layer->experts logits; words of scratch: a score for each expert, with a bias or groups 4 */
+/* routing.c: layer->experts logits */
 CLB_WALK clb_router clb_route;
-CLB_INTERNAL uint32_t clb_key_words(const clb_layer *layer, int has_bias);
-CLB_WALK float clb_exp_sum(float *x, uint32_t n, const clb_kernels *kernels);
 
-/* linear.c: bytes of 8 rows of a matrix, 0 for a layout that is none; of a model not yet proven more than fit memory */
+/* layout.c: bytes of 8 rows of a matrix, 0 for a layout that is none; of a model not yet proven more than fit memory */
 CLB_WALK uint64_t clb_block_bytes(uint32_t layout, uint32_t cols);
 
-/* cells, CLB_CELL_ROWS × CLB_CELL_COLS weights each, into which a residual's entries are sorted */
+/* layout.c: cells, CLB_CELL_ROWS × CLB_CELL_COLS weights each, into which a residual's entries are sorted */
 CLB_INTERNAL uint64_t clb_residual_cells(uint32_t rows, uint32_t cols);
 
-/* a matrix product, spread over the caller's threads where it is large */
+/* linear.c: a matrix product, spread over the caller's threads where it is large */
 CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples, const clb_frame *frame);
 
-/* sequence.c: operations on a text, indexed by enum clb_op; bytes of a page of one key head */
-typedef void clb_sequence(const clb_op *op, uint32_t samples, const clb_frame *frame);
-CLB_WALK clb_sequence clb_embed, clb_rope, clb_cache, clb_attention, clb_delay;
-CLB_INTERNAL uint64_t clb_page_bytes(uint32_t format, uint32_t key, uint32_t value);
+/* ops: each operation's kernel, by enum clb_op; those on all samples of a batch together */
+typedef void clb_batch_kernel(const clb_op *op, uint32_t samples, const clb_frame *frame);
+#define CLB_DECLARE_KERNEL(code, name) CLB_WALK clb_kernel clb_##name;
+CLB_ROW_KERNELS(CLB_DECLARE_KERNEL)
+#define CLB_DECLARE_BATCH_KERNEL(code, name) CLB_WALK clb_batch_kernel clb_##name;
+CLB_BATCH_KERNELS(CLB_DECLARE_BATCH_KERNEL)
 
-/* elementwise.c, reduce.c: the other kernels, indexed by enum clb_op */
-CLB_WALK clb_kernel clb_quantize, clb_map, clb_softmax, clb_norm, clb_reduce;
+/* sums.c: x = exp(x - the largest), a softmax but for its divisor, their sum, which is returned; without kernels one by one */
+CLB_WALK float clb_exp_sum(float *x, uint32_t n, const clb_kernels *kernels);
 
-/* reduce.c: the sum of n floats `stride` apart, in the one order defined for reductions */
+/* sums.c: the sum of n floats `stride` apart, in the one order defined for reductions */
 CLB_INTERNAL float clb_lane_sum(const float *x, size_t stride, size_t n);
 CLB_INTERNAL float clb_lane_tree(const float lanes[CLB_LANES]);
 
+/* sums.c: an exponential or sigmoid of each of x; few, which take less time one by one than as vectors, or all without kernels */
+CLB_WALK void clb_each(uint32_t func, float *x, uint32_t n, const clb_kernels *kernels);
+
 static inline uint32_t clb_min(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static inline uint32_t clb_ceil(uint32_t n, uint32_t by) { return n / by + (n % by != 0); }
-
-/* A task on one of the caller's threads, whose control word is whatever its owner made it. */
-typedef struct {
-    void (*run)(void *arg, uint32_t index);
-    void *arg;
-} clb_task;
-
-static inline void clb_run_task(void *arg, uint32_t index)
-{
-    const clb_task *task = arg;
-    const clb_control found = clb_standard();
-    task->run(task->arg, index);
-    clb_restore(found);
-}
-
-/* Tasks 0 to below `count`, over the caller's threads where that is worth it, and where there are any: a small core works
- * alone, without the 64-bit divisions that share work out. A macro: a task called by its name is folded. */
-#define CLB_SPREAD(ctx, worth, task, arg, count)                                                                       \
-    do {                                                                                                               \
-        const uint32_t tasks = count;                                                                                  \
-        if (!CLB_SCALAR && (worth) && tasks > 1) {                                                                     \
-            clb_task one_of_them = {task, arg};                                                                        \
-            (ctx)->parallel((ctx)->parallel_user, clb_run_task, &one_of_them, tasks);                                  \
-            clb_standard(); /* a hook may have left another control word */                                            \
-        } else {                                                                                                       \
-            for (uint32_t n = 0; n < tasks; ++n) {                                                                     \
-                task(arg, n);                                                                                          \
-            }                                                                                                          \
-        }                                                                                                              \
-    } while (0)
-
-/* The first position that attention's token at `last` sees. */
-static inline uint32_t clb_first_seen(const clb_op *op, uint32_t last)
-{
-    return op->sa[0] == 0 || last < op->sa[0] ? 0 : last + 1 - op->sa[0];
-}
 
 static inline uint32_t clb_rows(const clb_tile *tile) { return CLB_TILE == 1 ? 1 : tile->rows; }
 
@@ -368,19 +300,6 @@ static inline float clb_half(uint16_t h)
     const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = (uint32_t)(h & 0x7FFFu) << 13;
     const float finite = clb_from_bits(rest) * 0x1p112f; /* moves the exponent; denormals included */
     return clb_from_bits(sign | (rest >= 0x0F800000u ? 0x7F800000u | rest : clb_bits(finite)));
-}
-
-/* The float16 nearest to x, ties to even. */
-static inline uint16_t clb_to_half(float x)
-{
-    const uint32_t sign = clb_bits(x) >> 16 & 0x8000u, size = clb_bits(x) & 0x7FFFFFFFu;
-    uint32_t half = ((size + 0xFFFu + (size >> 13 & 1u)) >> 13) - (112u << 10);
-    if (size >= 0x47800000u) {
-        half = size > 0x7F800000u ? 0x7E00u : 0x7C00u;
-    } else if (size < 0x38800000u) { /* adding 1/2 leaves a denormal's bits at the end */
-        half = clb_bits(clb_from_bits(size) + 0.5f) - 0x3F000000u;
-    }
-    return (uint16_t)(sign | half);
 }
 
 #endif

@@ -1,7 +1,7 @@
 /* Matrix products. A matrix is stored in blocks of 8 output rows side by side, so that a lane is one output row and its
  * sum one chain whatever the vector width. Here is what all formats and instruction sets share: which rows and blocks
  * are computed when, the residual and the activation; a kernel computes a panel of blocks. */
-#include "internal.h"
+#include "../core/parallel.h"
 
 enum {
     CELL_BLOCKS = CLB_CELL_ROWS / CLB_LANES, /* a task computes whole cells of the residual */
@@ -16,22 +16,6 @@ typedef struct {
     const clb_frame *frame;
     uint32_t first, samples, blocks, chunk; /* chunk: blocks a task computes */
 } product_task;
-
-CLB_WALK uint64_t clb_block_bytes(uint32_t layout, uint32_t cols)
-{
-    switch (layout) {
-    case CLB_LAYOUT_ROWS8_F32: return (uint64_t)cols * CLB_LANES * sizeof(float);
-    case CLB_LAYOUT_ROWS8_F16: return (uint64_t)cols * CLB_LANES * sizeof(uint16_t);
-    case CLB_LAYOUT_ROWS8_I8: return CLB_LANES * (sizeof(float) + (uint64_t)clb_ceil(cols, 4) * 4);
-    case CLB_LAYOUT_ROWS8_I4: return CLB_LANES * (uint64_t)clb_ceil(cols, CLB_WEIGHT_GROUP) * (sizeof(uint16_t) + 16);
-    default: return 0;
-    }
-}
-
-CLB_INTERNAL uint64_t clb_residual_cells(uint32_t rows, uint32_t cols)
-{
-    return (uint64_t)clb_ceil(rows, CLB_CELL_ROWS) * clb_ceil(cols, CLB_CELL_COLS);
-}
 
 /* A matrix without a residual. */
 CLB_STATIC_WALK clb_matrix matrix_of(const void *blocks, const float *bias, uint32_t layout, uint32_t code, uint32_t cols,
@@ -65,7 +49,7 @@ CLB_STATIC_WALK void run_chunk(void *arg, uint32_t index)
     const clb_op *op = t->op;
     const clb_kernels *kernels = CLB_KERNELS(t->frame->ctx);
     const uint32_t first = index * t->chunk, end = first + clb_min(t->blocks - first, t->chunk);
-    const uint32_t begin = first * CLB_LANES, outputs = clb_min(op->dims[1], end * CLB_LANES) - begin;
+    const uint32_t begin = first * CLB_LANES, outputs = clb_min(op->linear.outputs, end * CLB_LANES) - begin;
     uint32_t sample = t->first, row = 0;
     clb_tile tile;
     tile.w0 = tile.w1 = NULL;
@@ -83,7 +67,7 @@ CLB_STATIC_WALK void run_chunk(void *arg, uint32_t index)
             kernels->residual(&t->matrix, &tile, first / CELL_BLOCKS, clb_ceil(end, CELL_BLOCKS));
         }
         for (uint32_t i = 0; op->func != CLB_UNARY_IDENTITY && i < tile.rows; ++i) {
-            kernels->unary(op->func, op->p0, op->p1, tile.out[i] + begin, tile.out[i] + begin, outputs);
+            kernels->unary(op->func, op->alpha, op->beta, tile.out[i] + begin, tile.out[i] + begin, outputs);
         }
     }
 }
@@ -94,17 +78,17 @@ CLB_STATIC_WALK void multiply_by(const void *blocks, uint32_t layout, const clb_
 {
     const colibri_context_t *ctx = frame->ctx;
     product_task t = {
-        .op = op, .frame = frame, .first = first, .samples = samples, .blocks = clb_ceil(op->dims[1], CLB_LANES),
-        .matrix = matrix_of(blocks, (const float *)(const void *)clb_tensor_at(frame, op->w1), layout, op->code,
-                            op->dims[0], op->dims[1]),
+        .op = op, .frame = frame, .first = first, .samples = samples, .blocks = clb_ceil(op->linear.outputs, CLB_LANES),
+        .matrix = matrix_of(blocks, (const float *)(const void *)clb_tensor_at(frame, op->linear.bias), layout, op->code,
+                            op->linear.inputs, op->linear.outputs),
     };
-    t.matrix.residual = clb_tensor_at(frame, op->w2);
+    t.matrix.residual = clb_tensor_at(frame, op->linear.outliers);
     if (t.matrix.residual != NULL) {
-        const uint64_t index = 4 * (clb_residual_cells(op->dims[1], op->dims[0]) + 1);
-        t.matrix.entries = (uint32_t)((frame->tensors[op->w2].bytes - index) / 4);
+        const uint64_t index = 4 * (clb_residual_cells(op->linear.outputs, op->linear.inputs) + 1);
+        t.matrix.entries = (uint32_t)((frame->tensors[op->linear.outliers].bytes - index) / 4);
     }
     const uint32_t fitting = (uint32_t)(CHUNK_BYTES / t.matrix.stride) / CELL_BLOCKS * CELL_BLOCKS;
-    const uint64_t macs = (uint64_t)(samples - first) * op->rows * op->dims[0] * op->dims[1];
+    const uint64_t macs = (uint64_t)(samples - first) * op->rows * op->linear.inputs * op->linear.outputs;
     const int spread = !CLB_SCALAR && ctx->parallel != NULL && macs >= PARALLEL_MACS;
     const uint32_t each = clb_ceil(clb_ceil(t.blocks, TASKS), CELL_BLOCKS) * CELL_BLOCKS;
     t.chunk = spread ? clb_min(fitting, each) : fitting;
@@ -116,8 +100,73 @@ CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples,
 {
     const int computed = CLB_USED_COMPUTED && op->b.space != CLB_SPACE_NONE; /* each sample has a matrix of its own */
     for (uint32_t s = first, end; s < samples; s = end) {
-        const void *matrix = computed ? clb_locate(&op->b, frame, NULL, s, 0) : (const void *)clb_tensor_at(frame, op->w0);
+        const void *matrix = computed ? clb_locate(&op->b, frame, NULL, s, 0) : (const void *)clb_tensor_at(frame, op->linear.matrix);
         end = computed ? s + 1 : samples;
-        multiply_by(matrix, computed ? CLB_LAYOUT_ROWS8_F32 : frame->tensors[op->w0].layout, op, s, end, frame);
+        multiply_by(matrix, computed ? CLB_LAYOUT_ROWS8_F32 : frame->tensors[op->linear.matrix].layout, op, s, end, frame);
     }
 }
+
+#if !defined(COLIBRI_GENERATED)
+#include "../check/proof.h"
+
+static int linear_shape_fits(const clb_op *op, const clb_tensor *t)
+{
+    return t == NULL || (t->rows == op->linear.outputs && t->cols == op->linear.inputs);
+}
+
+/* A product whose matrix is no tensor has one that is computed. */
+static int linear_fits(const clb_subject *s)
+{
+    const clb_op *op = s->op;
+    const uint32_t layout = s->w0 == NULL ? CLB_LAYOUT_ROWS8_F32 : s->w0->layout;
+    const uint32_t integers = 1u << CLB_LAYOUT_ROWS8_I8 | 1u << CLB_LAYOUT_ROWS8_I4;
+    const uint32_t floats = 1u << CLB_LAYOUT_ROWS8_F32 | 1u << CLB_LAYOUT_ROWS8_F16 | 1u << CLB_LAYOUT_ROWS8_I8;
+    if (((op->code == CLB_OP_LINEAR_Q ? integers : floats) >> layout & 1u) == 0 || !clb_is_vector(s->w1, op->linear.outputs)) {
+        return 0;
+    }
+    if (s->w2 != NULL && ((integers >> layout & 1u) == 0 || s->w2->layout != CLB_LAYOUT_RESIDUAL)) {
+        return 0;
+    }
+    return linear_shape_fits(op, s->w0) && linear_shape_fits(op, s->w2);
+}
+
+static void linear_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS])
+{
+    const clb_op *op = s->op;
+    const uint32_t inputs = op->linear.inputs;
+    const int quantized = op->code == CLB_OP_LINEAR_Q;
+    clb_plain(uses, quantized ? clb_record_floats(inputs) : inputs, 0, op->linear.outputs);
+    uses[CLB_A].cols = quantized ? inputs : 0;
+    if (op->linear.matrix == CLB_NONE) { /* a matrix in whole blocks */
+        const uint64_t blocks = clb_ceil(op->linear.outputs, CLB_LANES);
+        uses[CLB_B].floats = blocks * inputs * CLB_LANES;
+        uses[CLB_B].spare = blocks * CLB_LANES - op->linear.outputs;
+    }
+}
+
+static uint64_t linear_macs(const clb_subject *s)
+{
+    const clb_op *op = s->op;
+    return clb_times(clb_times(op->rows, op->linear.inputs), op->linear.outputs);
+}
+
+/* Most entries of a residual that a row meets: no cell has more than there are, or than weights. */
+static uint64_t residual_work(const clb_tensor *t)
+{
+    const uint64_t cells = clb_residual_cells(t->rows, t->cols);
+    const uint64_t entries = (t->bytes - 4 * (cells + 1)) / 4;
+    const uint64_t most = CLB_CELL_ROWS * CLB_CELL_COLS;
+    return clb_times(cells, entries < most ? entries : most);
+}
+
+static uint64_t linear_work(const clb_subject *s)
+{
+    const clb_op *op = s->op;
+    const uint64_t entries = op->linear.outliers == CLB_NONE ? 0 : residual_work(&s->model->tensors[op->linear.outliers]);
+    const uint64_t products = ((uint64_t)op->linear.inputs + 1) * op->linear.outputs;
+    return clb_times(op->rows, clb_plus(products, entries));
+}
+
+const clb_proof clb_linear_proof = {linear_fits, linear_uses, linear_macs, linear_work, NULL};
+
+#endif

@@ -1,6 +1,6 @@
 /* One MoE layer: route every token, group the choices by expert, run each expert on its tokens through pointers, and
  * combine each token's results in the order of its choices. Activations are never gathered into copies. */
-#include "internal.h"
+#include "../core/internal.h"
 
 /* The layer's workspace inside the context; a choice is (token, slot), numbered token · k + slot. */
 typedef struct {
@@ -22,13 +22,6 @@ CLB_STATIC_WALK workspace workspace_at(uint8_t *at, const clb_layer *layer, size
     w.ends = w.order + choices;
     w.keys = (float *)(void *)(w.ends + layer->experts + 1);
     return w;
-}
-
-CLB_WALK float *clb_row_of(const clb_operand *v, const float *base, uint32_t rows, size_t token)
-{
-    /* Only what the validator has found to be written is written through this. */
-    return (float *)(uintptr_t)base + v->offset / sizeof(float) + token / rows * v->sample_stride +
-           token % rows * v->row_stride;
 }
 
 /* Where an operand's space begins, for clb_row_of. */
@@ -77,8 +70,8 @@ CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *
     const float *x = base_of(&op->a, frame), *logits = base_of(&op->b, frame), *y = base_of(&op->out, frame);
     const workspace w = workspace_at(frame->arena + op->work.offset, layer, choices);
 
-    const clb_gate gate = {(const float *)(const void *)clb_tensor_at(frame, op->w1),
-                           (const float *)(const void *)clb_tensor_at(frame, op->w2), w.keys, CLB_KERNELS(ctx)};
+    const clb_gate gate = {(const float *)(const void *)clb_tensor_at(frame, op->moe.bias),
+                           (const float *)(const void *)clb_tensor_at(frame, op->moe.scale), w.keys, CLB_KERNELS(ctx)};
     for (size_t t = 0; t < tokens; ++t) {
         route(layer, &gate, clb_row_of(&op->b, logits, rows, t), w.experts + t * k, w.weights + t * k);
     }
@@ -86,7 +79,7 @@ CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *
         drop_overflow(&w, layer, CLB_USED_TEXT && ctx->context_tokens != 0 ? 1 : samples, choices); /* a text is a whole */
     }
     if (ctx->on_route != NULL) {
-        ctx->on_route(ctx->user, (int)op->w0, w.experts, (int)tokens, (int)k);
+        ctx->on_route(ctx->user, (int)op->moe.layer, w.experts, (int)tokens, (int)k);
         clb_standard(); /* a hook may have left another control word */
     }
     group(&w, layer->experts, choices);
@@ -120,3 +113,51 @@ CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *
         }
     }
 }
+
+#if !defined(COLIBRI_GENERATED)
+#include "../check/proof.h"
+
+static int moe_fits(const clb_subject *s)
+{
+    const clb_layer *l = &s->model->layers[s->op->moe.layer];
+    if (!clb_is_vector(s->w1, l->experts) || !clb_is_vector(s->w2, l->experts)) {
+        return 0;
+    }
+    const int biased_mixer = l->score == CLB_SCORE_SPARSE_MIXER && s->w1 != NULL;
+    return !biased_mixer && s->samples * s->op->rows <= CLB_LIMIT / l->k;
+}
+
+static void moe_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS])
+{
+    const clb_layer *layer = &s->model->layers[s->op->moe.layer];
+    clb_plain(uses, layer->d_in, layer->experts, layer->d_out);
+    uses[CLB_A].cols = layer->quantized;
+}
+
+/* Of the router's scratch: a score for each expert, and with a bias or groups the keys of the choice. */
+static uint32_t key_words(const clb_layer *layer, int has_bias)
+{
+    return (has_bias || layer->groups > 1 ? 4 : 1) * layer->experts;
+}
+
+/* Up to where the experts' scratch memory begins: see workspace_at. */
+uint64_t clb_workspace_floats(const clb_op *op, const clb_layer *layer, uint64_t samples)
+{
+    enum { ALIGNED = CLB_ALIGN_BUFFER / sizeof(float) };
+    const uint64_t choices = samples * op->rows * layer->k;
+    const uint64_t slots = layer->k > 1 ? choices * layer->d_out : 0;
+    const uint64_t keys = key_words(layer, op->moe.bias != CLB_NONE);
+    const uint64_t words = slots + 3 * choices + layer->experts + 1 + keys;
+    return (words + ALIGNED - 1) / ALIGNED * ALIGNED;
+}
+
+static uint64_t moe_kept(const clb_subject *s)
+{
+    const clb_op *op = s->op;
+    return clb_workspace_floats(op, &s->model->layers[op->moe.layer], s->samples) + op->moe.scratch;
+}
+
+/* What it costs depends on its experts: see program.c. */
+const clb_proof clb_moe_proof = {moe_fits, moe_uses, NULL, NULL, moe_kept};
+
+#endif

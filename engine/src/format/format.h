@@ -113,8 +113,96 @@ typedef struct {
     uint16_t code, func;
     uint32_t rows;
     clb_operand a, b, out, work;
-    uint32_t w0, w1, w2, dims[4], sa[4], sb[4], so[4];
-    float p0, p1;
+    union { /* what each operation calls these words */
+        struct {
+            uint32_t w0, w1, w2, dims[4], strides_a[4], strides_b[4], strides_out[4];
+            float alpha, beta;
+        };
+        struct {
+            uint32_t matrix; /* tensor (outputs, inputs); none: operand b is the matrix, in layout rows8_f32 */
+            uint32_t bias; /* tensor (outputs), or none */
+            uint32_t outliers; /* tensor: the sparse outliers E of an int8 or int4 matrix, or none */
+            uint32_t inputs; /* floats of a row that is read; 1 to CLB_LIMIT */
+            uint32_t outputs; /* floats of a row that is written; 1 to CLB_LIMIT */
+        } linear;
+        struct {
+            uint32_t unused_0[3];
+            uint32_t inputs; /* floats of a row; 1 to CLB_LIMIT / 2 */
+        } quantize;
+        struct {
+            uint32_t unused_0[3];
+            uint32_t sizes[4]; /* elements along each axis; 1 to CLB_LIMIT */
+            uint32_t strides[12]; /* floats to the next element along each axis: of a, b and out; 0 to CLB_LIMIT */
+        } map;
+        struct {
+            uint32_t gamma; /* tensor (size), or none */
+            uint32_t beta; /* tensor (size), or none */
+            uint32_t unused_2[1];
+            uint32_t size; /* floats of a row; 1 to CLB_LIMIT */
+            uint32_t unused_4[15];
+            float epsilon; /* added to the mean of squares */
+        } norm;
+        struct {
+            uint32_t unused_0[3];
+            uint32_t outer; /* elements before the axis that is reduced; 1 to CLB_LIMIT */
+            uint32_t size; /* elements along it; 1 to CLB_LIMIT */
+            uint32_t inner; /* elements behind it; 1 to CLB_LIMIT */
+            uint32_t unused_6[1];
+            uint32_t from_outer; /* floats between these in a; 0 to CLB_LIMIT */
+            uint32_t from_next; /* floats between these in a; 0 to CLB_LIMIT */
+            uint32_t from_inner; /* floats between these in a; 0 to CLB_LIMIT */
+            uint32_t unused_10[5];
+            uint32_t to_outer; /* floats between outer elements in out; 0 to CLB_LIMIT */
+            uint32_t to_next; /* of no meaning; 0 to CLB_LIMIT */
+            uint32_t to_inner; /* floats between inner elements in out; 0 to CLB_LIMIT */
+        } reduce;
+        struct {
+            uint32_t unused_0[3];
+            uint32_t steps; /* times that the body runs; 1 to CLB_LIMIT */
+            uint32_t body; /* how many of the next operations are in it; 1 to CLB_LIMIT */
+            uint32_t backward; /* 1 where the last step comes first; 0 to 1 */
+        } loop;
+        struct {
+            uint32_t layer; /* which MoE layer */
+            uint32_t bias; /* tensor (experts): the selection bias, or none */
+            uint32_t scale; /* tensor (experts): a factor for each expert, or none */
+            uint32_t unused_3[2];
+            uint32_t scratch; /* floats of the experts' scratch memory, behind the workspace; 0 to CLB_LIMIT */
+        } moe;
+        struct {
+            uint32_t table; /* tensor (vocabulary, width) */
+            uint32_t unused_1[2];
+            uint32_t width; /* floats of a row of the table; 1 to CLB_LIMIT */
+        } embed;
+        struct {
+            uint32_t table; /* tensor (positions, turned): half cosines, half sines */
+            uint32_t unused_1[2];
+            uint32_t size; /* floats of a row; 1 to CLB_LIMIT */
+            uint32_t turned; /* how many of them are turned, from the first; even */
+        } rope;
+        struct {
+            uint32_t sinks; /* tensor (heads): a score that has no value, or none */
+            uint32_t biases; /* tensor: a bias for each head and distance, or none */
+            uint32_t unused_2[1];
+            uint32_t key; /* floats of a key; 1 to CLB_LIMIT */
+            uint32_t value; /* floats of a value; 1 to CLB_LIMIT */
+            uint32_t key_heads; /* heads of keys and values; each serves rows / key_heads queries; 1 to CLB_LIMIT */
+            uint32_t positions; /* positions that the cache holds, in whole pages; 1 to CLB_LIMIT */
+            uint32_t window; /* positions a token sees, its own included; 0: all; 0 to CLB_LIMIT */
+            uint32_t sight; /* a `sight` value; 0 to 2 */
+            uint32_t unused_9[10];
+            float scale; /* factor on the scores */
+            float softcap; /* soft cap of the scores; 0: none */
+        } attention;
+        struct {
+            uint32_t unused_0[3];
+            uint32_t width; /* floats of a row; 1 to CLB_LIMIT */
+            uint32_t steps; /* time steps that the first row looks back; 1 to CLB_LIMIT */
+            uint32_t slots; /* time steps that are kept; 0 to CLB_LIMIT */
+            uint32_t unused_6[1];
+            uint32_t apart; /* time steps from a row to the next, later one */
+        } delay;
+    };
     uint16_t before, after;
 } CLB_ALIAS clb_op;
 _Static_assert(sizeof(clb_op) == 192, "no padding");

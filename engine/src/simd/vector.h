@@ -1,6 +1,6 @@
 /* Kernels that a compiler vectorises by itself, compiled once for each instruction set. Every arm of a select is computed,
  * so that a loop has no branch. */
-#include "internal.h"
+#include "../core/internal.h"
 
 #include <math.h> /* sqrtf only: correctly rounded, an instruction wherever there is one */
 
@@ -127,7 +127,7 @@ enum { SUMS = !CLB_SCALAR || USED(PRODUCTS_Q, CLB_LAYOUT_ROWS8_I4) }; /* small c
 static inline int32_t most_of(const float *x, uint32_t n)
 {
     int32_t most = 0;
-    FOURTH for (uint32_t i = 0; i < n; ++i) {
+    UNROLL_4 for (uint32_t i = 0; i < n; ++i) {
         const int32_t size = (int32_t)(clb_bits(x[i]) & 0x7FFFFFFFu);
         most = size > most ? size : most;
     }
@@ -151,7 +151,7 @@ static inline float saturated(float factor, float largest)
 static inline uint32_t scale_to(int8_t *q, const float *x, uint32_t n, float factor)
 {
     uint32_t sum = 0;
-    FOURTH for (uint32_t i = 0; i < n; ++i) {
+    UNROLL_4 for (uint32_t i = 0; i < n; ++i) {
         const uint32_t bits = scaled(x[i], factor);
         q[i] = (int8_t)bits;
         sum += bits - OFFSET;

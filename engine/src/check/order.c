@@ -5,7 +5,7 @@
  * Every float that is read is accounted for, the last first: going back from the operation that reads it, some other writes
  * it, among the floats from its first to its last. Gaps between these are not looked at: they hold zeros at first, and later
  * what the same context left there. */
-#include "internal.h"
+#include "proof.h"
 
 enum { LOOKS = 1 << 26 }; /* at operations and places, in a whole model: bounds the time of a proof, and no sound model comes near */
 
@@ -39,12 +39,14 @@ typedef struct {
     missing missing; /* of that operation; here once, for a small stack */
 } flow;
 
+static int has(const clb_op *op, uint32_t trait) { return (clb_traits(op) & trait) != 0; }
+
 static int looks_too_often(flow *f) { return ++f->looks > LOOKS; }
 
 /* Of operation `n`, where that is the last loop before it. */
 static uint32_t steps_of(const flow *f, uint32_t loop, uint32_t n)
 {
-    return loop != CLB_NONE && n - loop <= f->ops[loop].dims[1] ? f->ops[loop].dims[0] : 1;
+    return loop != CLB_NONE && n - loop <= f->ops[loop].loop.body ? f->ops[loop].loop.steps : 1;
 }
 
 /* A sample's rows, in `steps` steps. */
@@ -191,13 +193,13 @@ static stretch written_in_loop(const clb_op *loop, const clb_use *out, stretch o
 {
     const stretch nothing = {0, 0};
     const uint64_t step = out->at->step_stride;
-    const uint64_t span = (loop->dims[0] - 1) * step;
+    const uint64_t span = (loop->loop.steps - 1) * step;
     const uint64_t shift = before ? 0 : step;
     RETURN_IF(step != m->use.at->step_stride && !before, nothing);
-    RETURN_IF(step != m->use.at->step_stride && loop->dims[2] != 0, ((stretch){once.begin + span, once.end + span}));
+    RETURN_IF(step != m->use.at->step_stride && loop->loop.backward != 0, ((stretch){once.begin + span, once.end + span}));
     RETURN_IF(step != m->use.at->step_stride, once);
     RETURN_IF(step == 0, before ? once : nothing);
-    if (loop->dims[2] != 0) { /* the last step comes first, so what is written last lies at the beginning */
+    if (loop->loop.backward != 0) { /* the last step comes first, so what is written last lies at the beginning */
         RETURN_IF(m->once.end <= once.begin + shift, nothing);
         return (stretch){all.begin + shift, all.end};
     }
@@ -217,7 +219,7 @@ static int look_at(flow *f, uint32_t n, uint32_t loop, enum when when, missing *
     clb_uses(f->model, op, uses);
     const clb_use *out = &uses[CLB_OUT];
     const stretch wide = of_all(f, m->use.at, m->left);
-    const int arena = m->use.at->space == CLB_SPACE_ARENA && op->code != CLB_OP_ATTENTION;
+    const int arena = m->use.at->space == CLB_SPACE_ARENA && !has(op, CLB_READS_KEPT);
     RETURN_IF(arena && meet(wide, work_of(f, op)), 0);
     RETURN_IF(out->floats == 0 || out->at->space != m->use.at->space, 1);
     const stretch once = stretch_of(out, 1);
@@ -256,7 +258,7 @@ static int look_back(flow *f, uint32_t n, missing *m)
             RETURN_IF(!look_at(f, earlier, loop, inside ? SAME_LOOP : EARLIER, m), 0);
             continue;
         }
-        for (uint32_t after = loop + f->ops[loop].dims[1]; inside && after >= n; --after) {
+        for (uint32_t after = loop + f->ops[loop].loop.body; inside && after >= n; --after) {
             RETURN_IF(!look_at(f, after, loop, STEP_BEFORE, m), 0);
         }
         inside = 0;
@@ -298,10 +300,8 @@ static int in_place(const clb_op *op, const clb_use *u, const clb_use *out)
 {
     const clb_operand *v = u->at;
     const clb_operand *to = out->at;
-    const int rowwise = op->code == CLB_OP_SOFTMAX || op->code == CLB_OP_LAYERNORM || op->code == CLB_OP_RMSNORM ||
-                        op->code == CLB_OP_ROPE;
-    const int map = op->code == CLB_OP_MAP1 || op->code == CLB_OP_MAP2;
-    RETURN_IF((!map && !rowwise) || v->offset != to->offset || v->step_stride != to->step_stride, 0);
+    const int map = has(op, CLB_HAS_AXES);
+    RETURN_IF(!has(op, CLB_IN_PLACE) || v->offset != to->offset || v->step_stride != to->step_stride, 0);
     RETURN_IF(op->rows > 1 && v->row_stride != to->row_stride, 0);
     RETURN_IF(v == &op->b && op->before != CLB_UNARY_IDENTITY, 0); /* a passes through its function first */
     for (int axis = 0; map && axis < CLB_AXES; ++axis) {
@@ -334,7 +334,7 @@ static __attribute__((noinline)) int overwrites_nothing(flow *f, const clb_op *o
         const int arena = u->at->space == CLB_SPACE_ARENA;
         RETURN_IF(arena && meet(of_all(f, u->at, stretch_of(u, steps)), work_of(f, op)), 0);
     }
-    RETURN_IF(op->code == CLB_OP_DELAY, 1); /* it stores before it recalls */
+    RETURN_IF(has(op, CLB_STORES_FIRST), 1);
     return !overwrites(f, op, &uses[CLB_A], &uses[CLB_OUT], steps) && !overwrites(f, op, &uses[CLB_B], &uses[CLB_OUT], steps);
 }
 

@@ -1,9 +1,9 @@
 /* colibri_inspect.h: checks, and errors in words. */
 #include "colibri_inspect.h"
 
-#include "internal.h"
+#include "../core/internal.h"
 
-#include "error_text.h"
+#include "../format/error_text.h"
 
 int colibri_check(const uint8_t *model_bin, size_t size, enum colibri_depth depth)
 {

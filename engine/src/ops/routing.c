@@ -1,6 +1,6 @@
 /* From a token's logits to its k experts and their weights. Without bias and groups the choice looks at the logits, else at
  * the scores. */
-#include "internal.h"
+#include "../core/internal.h"
 
 /* A NaN is never preferred to a number. */
 static float key(float x) { return x == x ? x : -clb_inf(); }
@@ -30,34 +30,6 @@ static void choose(const float *keys, uint32_t n, uint32_t k, int32_t *chosen)
     }
 }
 
-enum { FEW = CLB_SCALAR ? 1 : 12 }; /* experts whose scores take less time one by one than as vectors */
-
-/* An exponential or sigmoid of each of x. */
-static inline __attribute__((always_inline)) void each(uint32_t func, float *x, uint32_t n, const clb_kernels *kernels)
-{
-    if (kernels != NULL && n >= FEW) {
-        kernels->unary(func, 0.0f, 0.0f, x, x, n);
-        return;
-    }
-    for (uint32_t i = 0; i < n; ++i) {
-        x[i] = func == CLB_UNARY_EXP ? clb_exp(x[i]) : clb_sigmoid(x[i]);
-    }
-}
-
-/* x = exp(x - the largest), a softmax but for its divisor, their sum, which is returned; without kernels one by one. */
-CLB_WALK float clb_exp_sum(float *x, uint32_t n, const clb_kernels *kernels)
-{
-    float best = -clb_inf();
-    for (uint32_t i = 0; i < n; ++i) {
-        best = x[i] > best ? x[i] : best;
-    }
-    for (uint32_t i = 0; i < n; ++i) {
-        x[i] -= best;
-    }
-    each(CLB_UNARY_EXP, x, n, kernels);
-    return clb_lane_sum(x, 1, n);
-}
-
 /* The scores of n experts, of all or of those in `of`, each but for the divisor that is returned. */
 CLB_STATIC_WALK float scores_of(uint32_t score, const clb_kernels *kernels, const float *logits, const int32_t *of,
                                 uint32_t n, float *scores)
@@ -65,17 +37,12 @@ CLB_STATIC_WALK float scores_of(uint32_t score, const clb_kernels *kernels, cons
     pick(logits, of, n, scores);
     RETURN_IF(score == CLB_SCORE_SOFTMAX, clb_exp_sum(scores, n, kernels));
     if (score == CLB_SCORE_SIGMOID) {
-        each(CLB_UNARY_SIGMOID, scores, n, kernels);
+        clb_each(CLB_UNARY_SIGMOID, scores, n, kernels);
     } else if (score == CLB_SCORE_SQRT_SOFTPLUS) {
         kernels->unary(CLB_UNARY_SOFTPLUS, 0.0f, 0.0f, scores, scores, n);
         kernels->unary(CLB_UNARY_SQRT, 0.0f, 0.0f, scores, scores, n);
     }
     return 1.0f; /* of CLB_SCORE_LOGIT nothing more */
-}
-
-CLB_INTERNAL uint32_t clb_key_words(const clb_layer *layer, int has_bias)
-{
-    return (has_bias || layer->groups > 1 ? 4 : 1) * layer->experts;
 }
 
 /* Give the experts of groups that do not take part the key -inf. A function of its own: its loops have all registers. */
@@ -163,3 +130,32 @@ CLB_WALK void clb_route(const clb_layer *layer, const clb_gate *gate, const floa
         weights[j] = gate->scale != NULL ? weights[j] * gate->scale[experts[j]] : weights[j];
     }
 }
+
+#if !defined(COLIBRI_GENERATED)
+#include "../check/proof.h"
+
+/* Rules that fit together; a sparse mixer remembers up to 8 choices. */
+static int rules_fit(const clb_layer *l)
+{
+    const int softmax = l->normalize == CLB_NORMALIZE_SOFTMAX;
+    if (l->score == CLB_SCORE_SPARSE_MIXER && (l->normalize != CLB_NORMALIZE_NONE || l->groups > 1 || l->k > 8)) {
+        return 0;
+    }
+    return l->score == CLB_SCORE_LOGIT ? softmax || l->normalize == CLB_NORMALIZE_ONE : !softmax;
+}
+
+int clb_layer_fits(const clb_header *h, const clb_layer *l, uint32_t first_expert)
+{
+    const int finite = l->scale - l->scale == 0.0f && l->epsilon - l->epsilon == 0.0f && l->epsilon >= 0.0f;
+    const int quantized = l->quantized == 0 || clb_record_floats(l->quantized) == l->d_in;
+    if (!clb_words_fit(CLB_RANGES_OF_LAYER, &l->experts) || l->experts % l->groups != 0 || l->kept_groups > l->groups) {
+        return 0;
+    }
+    if (l->first_expert != first_expert || l->experts > h->experts - first_expert) {
+        return 0;
+    }
+    const uint64_t eligible = (uint64_t)l->kept_groups * (l->experts / l->groups);
+    return l->k <= eligible && finite && quantized && rules_fit(l);
+}
+
+#endif
