@@ -1732,7 +1732,7 @@ def header_attack(field: str) -> str:
     return next(n for n in ATTACKS if n.startswith(f"header {field} "))
 
 
-OPTIONAL_TESTS = [Path(__file__).resolve().parents[1] / layer for layer in ("host", "lm")]
+OPTIONAL_TESTS = [Path(__file__).resolve().parents[1] / layer for layer in ("host", "lm", "text")]
 PROVOKED: dict[str, Callable[[], int]] = {
     "OK": lambda: check_of(image("top1")),
     "NULL": lambda: int(lib.colibri_check(ffi.NULL, 0, lib.COLIBRI_CHECK_STRUCTURE)),
@@ -1767,5 +1767,5 @@ def test_every_error_can_be_provoked(name: str) -> None:
         tests = [path for folder in OPTIONAL_TESTS for path in folder.glob("test_*.py")]
         provoked = "".join(path.read_text(encoding="utf-8") for path in tests)
         assert re.search(rf'== \(*"{name}"|, "{name}"|"OK", "{name}"|!= COLIBRI_ERR_{name}\b', provoked), (
-            f"no test provokes COLIBRI_ERR_{name}: add the way to PROVOKED, or a test to tests/host or tests/lm"
+            f"no test provokes COLIBRI_ERR_{name}: add the way to PROVOKED, or a test to tests/host, lm or text"
         )
