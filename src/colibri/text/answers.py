@@ -1,4 +1,4 @@
-"""What a chat model says, taken apart: the answer, and what it thought before it gave one.
+"""Answer of a chat model, parsed: the answer itself, and the thinking before it.
 
 Models mark their thinking with tokens of their own. Some put it between a pair of tokens (`<think>` … `</think>`);
 those of the GPT-OSS family send messages on channels, `<|channel|>analysis<|message|>…<|end|>` and at last

@@ -1,4 +1,4 @@
-"""Writes tokenizer.bin, the tokenizer for C, from a Hugging Face tokenizer.json; docs/format.md describes the bytes.
+"""Writer of tokenizer.bin, the tokenizer for C, from a Hugging Face tokenizer.json; docs/format.md has the bytes.
 
 What the C tokenizer (`engine/lm`) does not do exactly as the `tokenizers` library is refused by name.
 """
