@@ -1,4 +1,4 @@
-"""Answer of a chat model, parsed: the answer itself, and the thinking before it.
+"""Answers of chat models, told from what the model thought before it gave one.
 
 Models mark their thinking with tokens of their own. Some put it between a pair of tokens (`<think>` … `</think>`);
 those of the GPT-OSS family send messages on channels, `<|channel|>analysis<|message|>…<|end|>` and at last

@@ -1,4 +1,4 @@
-"""Writer of tokenizer.bin, the tokenizer for C, from a Hugging Face tokenizer.json; docs/format.md has the bytes.
+"""Writer of tokenizer.bin, the tokenizer for C, from a Hugging Face tokenizer.json; docs/format.md describes the bytes.
 
 What the C tokenizer (`engine/lm`) does not do exactly as the `tokenizers` library is refused by name.
 """
