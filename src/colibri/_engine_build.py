@@ -1,4 +1,4 @@
-"""Builds `colibri._engine`, the C engine as a Python module (cffi, API mode); run by setup.py at installation."""
+"""Build script of `colibri._engine`, the C engine as a Python module (cffi, API mode); run by setup.py."""
 
 from __future__ import annotations
 

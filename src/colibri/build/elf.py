@@ -1,4 +1,4 @@
-"""Reads what compilers write: the sections and symbols of ELF files (little-endian), the sections of WebAssembly."""
+"""Reader of compiler output: the sections and symbols of ELF files (little-endian), the sections of WebAssembly."""
 
 from __future__ import annotations
 

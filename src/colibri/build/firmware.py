@@ -1,4 +1,4 @@
-"""Writes a firmware project: an exported model, the engine's sources that it uses, a board's start-up, a Makefile."""
+"""Writer of firmware projects: an exported model, the engine's sources that it uses, a board's start-up, a Makefile."""
 
 from __future__ import annotations
 

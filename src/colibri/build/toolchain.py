@@ -1,4 +1,4 @@
-"""Compiles the engine and an exported model, for this machine or for another, and measures what came out."""
+"""Compilation of the engine and an exported model, for this machine or another, and measurement of the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a path given as a model is, where it is none that Colibri exports, and what to do then."""
+"""Kinds of a path given as a model, where Colibri cannot export it, and what to do then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all commands share: the two consoles, options, one line for an error, and figures as text or as JSON."""
+"""Parts that all commands share: the two consoles, options, one line for an error, and figures as text or as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the results of two programs are apart: every comparison an export depends on goes through here.
+"""Differences between the results of two programs: every comparison an export depends on goes through here.
 
 NaN beside NaN and an infinity beside the same one agree, but show nothing: only finite numbers are evidence, and a
 comparison without evidence has failed.

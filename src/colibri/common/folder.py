@@ -1,4 +1,4 @@
-"""The one reader of a folder that came from elsewhere: regular files inside it, none larger than expected.
+"""Reader of a folder that came from elsewhere: regular files inside it, none larger than expected.
 
 A link may lead out of the folder to a private file, which would be copied into an export, or to a device that has no
 end. Allowed are links that stay inside, and those of the Hugging Face cache, whose folders `snapshots/REVISION` link to

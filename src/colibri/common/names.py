@@ -1,4 +1,4 @@
-"""Names and texts that come from files: what may be one, and how anything else is shown.
+"""Names and texts from files: which are valid, and how others are displayed.
 
 A terminal obeys escape sequences, an archive's entry may say `../..`: so what a file calls its tensors and its inputs
 is checked where it is read, and what is shown of a file is shown with all else escaped.

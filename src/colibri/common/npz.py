@@ -1,4 +1,4 @@
-"""Writes archives of arrays (.npz) by any name, where `numpy.savez` takes `file` and `allow_pickle` for its own."""
+"""Writer of arrays (.npz) under any name; `numpy.savez` takes `file` and `allow_pickle` as its own arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of what a caller passes as an option: the wrong type or range is refused by the option's name."""
+"""Checks of a caller's options: the wrong type or range is refused by the option's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one reader of JSON from files of others: what Python's own takes beyond the standard is refused.
+"""Strict reader of JSON files from elsewhere: extensions that Python's own reader accepts are refused.
 
 So are repeated names, numbers that are not finite, half surrogate pairs, and what is nested deeper than anything
 meant: Python's functions on nested values recurse.

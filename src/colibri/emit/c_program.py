@@ -1,4 +1,4 @@
-"""Writes a model's program as C: the operations as constants, and straight-line calls of the engine's kernels on them.
+"""Writer of a model's program as C: the operations as constants, and straight-line calls of the engine's kernels.
 
 The engine's `generated.h` makes one unit of it; the compiler folds the constants into the calls, so that the records
 themselves take no place.

@@ -1,4 +1,4 @@
-"""Writes model.h, the sizes as constants, and model.c, the model as a constant array for firmware."""
+"""Writers of model.h, the sizes as constants, and model.c, the model as a constant array for firmware."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all written C has in common."""
+"""Text parts that all generated C has in common."""
 
 from __future__ import annotations
 

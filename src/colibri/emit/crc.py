@@ -1,4 +1,4 @@
-"""CRC-32 of bytes of which only the parts' checksums are known; after crc32_combine of zlib."""
+"""CRC-32 of bytes from the checksums of their parts; after crc32_combine of zlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts the files of an export in their places, so that no moment shows files of two exports as one.
+"""Replacement of an export's files, such that files of two exports never appear as one.
 
 All files are written beside their places and synced first. Then model.h, whose sizes programs are compiled with, is put
 aside; model.bin takes its place, which is the moment when the export is the new one; the other files follow, model.h

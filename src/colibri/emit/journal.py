@@ -1,4 +1,4 @@
-"""What an interrupted export has done: a text file beside the partial model, one line for each finished piece.
+"""Journal of an interrupted export: a text file next to the partial model, one line for each finished piece.
 
 Its first line is the fingerprint of what is being written. A line says a piece's number and checksum; whoever goes on
 compares the checksum with what the file holds, so that nothing depends on the order in which writes reached the disk.

@@ -1,4 +1,4 @@
-"""Writes a planned program as model.bin; every record and enumeration comes from `colibri.format.spec`.
+"""Writer of a planned program as model.bin; every record and enumeration comes from `colibri.format.spec`.
 
 `arrange` says where everything lies, `head` gives all bytes but the weights'; `write` puts a file together in memory,
 `colibri.emit.writer` on disk.

@@ -1,4 +1,4 @@
-"""Cuts a file's weights into pieces that are computed one at a time, and need no more than one weight in memory.
+"""Pieces of a file's weights that are computed one at a time and need no more than one weight in memory.
 
 A piece is consecutive tensors of one section, or rows of one large matrix; the pieces of a section follow each other
 without a gap, so that their checksums give the section's.

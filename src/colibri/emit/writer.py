@@ -1,4 +1,4 @@
-"""Writes model.bin on disk, a piece at a time and in several processes: no model is too large for it.
+"""Writer of model.bin on disk, one piece at a time and in several processes: no model is too large for it.
 
 The file grows as `model.bin.partial` with its journal beside it, and takes its name when it is complete. An export that
 was interrupted goes on where it stopped, after comparing every finished piece with its checksum.

@@ -1,4 +1,4 @@
-"""How tensors lie in the file: 8 output rows side by side, so that a SIMD lane is one output row."""
+"""Layouts of tensors in the file: 8 output rows side by side, so that a SIMD lane is one output row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads model.bin: the strict counterpart of `colibri.emit.model_bin`, separate from everything that runs a model."""
+"""Strict reader of model.bin: counterpart of `colibri.emit.model_bin`, separate from everything that runs a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a safetensors file with a small architecture file (the graph's text form) beside it; needs no PyTorch."""
+"""Reader of a safetensors file with an architecture file (the graph's text form) next to it; needs no PyTorch."""
 
 from __future__ import annotations
 

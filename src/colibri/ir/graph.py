@@ -1,4 +1,4 @@
-"""The intermediate representation: a small graph of tensor operations on one sample.
+"""Intermediate representation: a small graph of tensor operations on one sample.
 
 Every value has a *per-sample* shape: the batch is implicit, always first, and no operation may mix samples. A value
 is an input, a constant (a NumPy array without batch) or the output of one node. Operations on the last axis treat

@@ -1,4 +1,4 @@
-"""Weight matrices in the formats the engine reads: what is stored, and the float32 matrix it stands for.
+"""Weight matrices in the formats the engine reads: the stored values, and the float32 matrix they stand for.
 
 A constant of a graph is a float32 array, or one of these where it is the weight of a `linear`.
 """

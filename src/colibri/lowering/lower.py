@@ -1,4 +1,4 @@
-"""Turns a graph into the flat program of the engine: operation records on views of buffers, tensors, layers, experts.
+"""Conversion of a graph into the engine's flat program: operations on views of buffers, tensors, layers, experts.
 
 Shape operations become views and vanish; a copy is made only where an operation cannot read a view as it stands.
 Where each buffer lies in memory is decided later, in `colibri.lowering.plan`.

@@ -1,4 +1,4 @@
-"""Decides where every buffer lies in the context, so that buffers alive at the same time never overlap.
+"""Arena layout: the offset of every buffer in the context, so that buffers alive at the same time never overlap.
 
 The lower bound is the largest sum of buffers alive at once: no planner can do better. First fit in one of a few orders,
 improved by moving forward what lies at the peak, usually reaches it; where it does not, a search over placements from

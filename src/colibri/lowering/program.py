@@ -1,4 +1,4 @@
-"""The flat program of the engine before it is packed: operations on views of buffers, tensors, layers, experts.
+"""Flat program of the engine before it is packed: operations on views of buffers, tensors, layers, experts.
 
 Weights stay where they are, perhaps in a file: a program says which tensors lie where, not what is in them.
 """

@@ -1,4 +1,4 @@
-"""Strided looks at values: what can be read as it stands, and how."""
+"""Strided views of values: which values can be read without a copy, and how."""
 
 from __future__ import annotations
 

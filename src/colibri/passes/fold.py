@@ -1,4 +1,4 @@
-"""Computes at export what does not depend on the input, and folds scales and shifts into the matrix before them."""
+"""Constant folding at export: what does not depend on the input, and scales and shifts into the matrix before them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lets a matrix product, or an operation on two values, apply the function that follows it."""
+"""Fusion of a matrix product, or an operation on two values, with the function that follows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moves transposes behind what does not care about the order of axes, where they meet others and cancel."""
+"""Moves of transposes behind operations that ignore the order of axes, where they meet others and cancel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes one matrix of two that read the same value and are multiplied: the gate and the up projection of an expert."""
+"""Merging of two matrices that read the same value and are multiplied: an expert's gate and up projection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes experts out: those no input can choose, and on request those that data never chose or that the user names.
+"""Pruning of experts: those no input can choose, and on request those that data never chose or that the user names.
 
 There are two ways, for there are two promises:
 

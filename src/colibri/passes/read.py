@@ -1,4 +1,4 @@
-"""Reads the weights of a graph that is small enough to be in memory as a whole."""
+"""Reading of the weights of a graph that fits into memory as a whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rebuilding a graph node by node, the experts inside it likewise."""
+"""Reconstruction of a graph node by node, including the experts inside it."""
 
 from __future__ import annotations
 

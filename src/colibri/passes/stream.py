@@ -1,4 +1,4 @@
-"""Turns a graph that maps whole sequences into one that takes one time step a call and keeps the past it needs.
+"""Conversion of a graph for whole sequences into one that takes one time step per call and keeps the past it needs.
 
 Every value is followed along its axis of time, which goes away. A causal convolution's window becomes delays, a
 recurrence goes on from one sample to the next; what has no axis of time stays as it is. A value's element i is known at

@@ -1,4 +1,4 @@
-"""Drops operations that change nothing and nodes that nothing reads."""
+"""Removal of operations that change nothing and of nodes that nothing reads."""
 
 from __future__ import annotations
 

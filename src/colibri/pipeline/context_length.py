@@ -1,4 +1,4 @@
-"""Another context length for an exported language model: what an export with it would have written, weights apart.
+"""Change of the context length of an exported language model: the result of a new export, without the weights.
 
 Of a model file only the caches, what lies behind them, and the figures in the header depend on the context's length.
 Tables of positions end somewhere, and no context goes beyond them.

@@ -1,4 +1,4 @@
-"""From a graph to the files of an export: optimise, lower, plan, certify, write, and check the result in the engine."""
+"""Pipeline from a graph to the files of an export: optimise, lower, plan, certify, write, check in the engine."""
 
 from __future__ import annotations
 

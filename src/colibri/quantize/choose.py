@@ -1,4 +1,4 @@
-"""Which format every weight takes: one for all, or for `mixed` each its own, from measured sensitivity.
+"""Choice of every weight's format: one for all, or for `mixed` one for each weight, from measured sensitivity.
 
 Router matrices stay float32, as does a weight that would not get smaller. `mixed` starts from float32 and moves weights
 to cheaper formats in the order of squared output error per byte saved; a budget or an error limit says where to stop.

@@ -1,4 +1,4 @@
-"""A float32 matrix as the stored weight that stands for it with the least output error.
+"""Conversion of a float32 matrix to the stored weight with the least output error.
 
 int8 and int4 are W ≈ Q·S + E. E takes the entries that cost most, so the scales shrink and every other entry gains.
 Both are chosen together: where an entry of E is worth `price`, a scale costs Σ min(price, energy · error²); each row

@@ -1,4 +1,4 @@
-"""Weights too fine for float16, as those of inputs in raw units are, brought into its range.
+"""Scaling of weights too small for float16, such as those of inputs in raw units, into its range.
 
 A matrix is multiplied by a power of two and its input divided by it: the same products and sums to the bit, as long as
 nothing of them leaves float32's normal numbers.

@@ -1,4 +1,4 @@
-"""What quantising changed: errors against the float32 reference, router flips with their margins, the task metric."""
+"""Effects of quantisation: errors against the float32 reference, router flips with their margins, the task metric."""
 
 from __future__ import annotations
 

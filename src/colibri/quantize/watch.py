@@ -1,4 +1,4 @@
-"""A quantised model that is far from the one it was made of: which matrix it is, and what to do."""
+"""Warning about a quantised model that is far from its original: which matrix causes it, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic of this thread: another library may have made it flush denormals, or round otherwise than to nearest.
+"""Arithmetic mode of this thread: another library may make it flush denormals, or round otherwise than to nearest.
 
 The engine sets and restores the processor's control word by itself (engine/src/core/arithmetic.h); here the same is
 done for what NumPy computes of a model. Threads and processes that are started meanwhile inherit it.

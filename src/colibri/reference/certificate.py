@@ -1,4 +1,4 @@
-"""The parity certificate: golden rows, the experts they choose and the digest of what they give.
+"""Parity certificate: golden rows, the experts they choose and the digest of their outputs.
 
 Computed here with the reference interpreter, written into model.bin, recomputed by `colibri verify` and by the
 engine's self-test on the device.

@@ -1,4 +1,4 @@
-"""Runs a graph in NumPy exactly as the engine must: the reference every other implementation is compared with."""
+"""NumPy interpreter of a graph, exactly as the engine must run it: the reference for every other implementation."""
 
 from __future__ import annotations
 

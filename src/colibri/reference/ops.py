@@ -1,4 +1,4 @@
-"""What every operation computes, to the last bit: the executable specification of the engine's arithmetic.
+"""Reference of every operation, to the last bit: the executable specification of the engine's arithmetic.
 
 Only float32 additions, subtractions, multiplications, divisions and square roots, each rounded to nearest even, in the
 order written here; see docs/design.md, "One answer everywhere". Arrays carry the batch first.

@@ -1,4 +1,4 @@
-"""What the operations of language models compute, to the last bit: those that look at other positions, and embedding.
+"""Reference of the operations of language models, to the last bit: those that read other positions, and embedding.
 
 Samples are the tokens of one text, sample n at position n. As in `ops`: float32 operations in the order written here.
 """

@@ -1,4 +1,4 @@
-"""Which experts to lock in memory, judged on a trace: how uneven and how local their use is, and what would be read.
+"""Advice on which experts to lock in memory, from a trace: how uneven and local their use is, what would be read.
 
 Nothing is judged on the rows it was learned from: experts to pin are chosen on the first half of the trace, and every
 policy is compared on the second. Statistics are NumPy and the standard library alone; docs/routes.md has the formulas.

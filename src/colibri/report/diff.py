@@ -1,4 +1,4 @@
-"""What differs between two model files: which experts, what else, and how many pages of the file."""
+"""Differences between two model files: which experts, what else, and how many pages of the file."""
 
 from __future__ import annotations
 

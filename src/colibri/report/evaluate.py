@@ -1,4 +1,4 @@
-"""How well a language model predicts a text, and how far its predictions are from another export's.
+"""Evaluation of a language model: how well it predicts a text, and how far it is from another export.
 
 The text is cut into windows, each a text of its own to the model. What begins a text (BOS) begins each window; where
 the model has none, the last token of the window before does. So every token is predicted once, but for the first of

@@ -1,4 +1,4 @@
-"""Replays a sequence of requests for experts through a memory of some bytes: what each policy would have to read.
+"""Replay of a sequence of expert requests through a memory of some bytes: what each policy would have to read.
 
 A row is what one forward asks for. Every function gives the bytes read for each row: those of the requested experts
 that were not in the memory. An expert larger than the memory passes through it and displaces nothing.

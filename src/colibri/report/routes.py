@@ -1,4 +1,4 @@
-"""How a model routes: use of its experts, load balance, flips between two exports, the costliest and cheapest route."""
+"""Routing of a model: expert load, balance, flips between two exports, the costliest and cheapest route."""
 
 from __future__ import annotations
 

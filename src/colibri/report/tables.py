@@ -1,4 +1,4 @@
-"""The reports on routing for a terminal: titles and tables, in the order they are printed."""
+"""Routing reports for a terminal: titles and tables, in the order they are printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace: which experts every row of a run chose, in the order of the rows, by their numbers in the original model."""
+"""Traces: the experts that every row of a run chose, in the order of the rows, by their original numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model over time: rows are time steps, and a call goes on where the one before it ended."""
+"""Model over time: rows are time steps, and a call continues where the previous one ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Special tokens that the words of a conversation spell stay text, also in what a chat template makes of them.
+"""Special tokens in the words of a conversation: they stay text, also in the output of a chat template.
 
 Before a template runs, control tokens in messages are put between two marks. After it, one without marks is the
 template's own. Those get brackets, the marks go, and a copy of the tokenizer that knows the control tokens with

@@ -1,4 +1,4 @@
-"""The fields of configurations: of what kind each is, and between which values, whatever the family.
+"""Fields of configurations: the kind and the range of each, for every family.
 
 One table, and one function that applies it: to what a configuration says, to values inside rope_parameters, to what
 routers are made of. A value outside would give a model that computes NaN, or memory without end before a tensor is

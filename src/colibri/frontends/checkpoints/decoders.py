@@ -1,4 +1,4 @@
-"""The parts decoder language models are put together from, and the graph made of them and a checkpoint's tensors.
+"""Parts of decoder language models, and the graph made of them and a checkpoint's tensors.
 
 A `Decoder` says what a model is: for each layer how positions are mixed (`Heads`, `Latent`, `Convolution`) and what
 follows (`Dense`, `Mixture`). Names of tensors are relative to their layer. `build` reads the tensors a plan names, each

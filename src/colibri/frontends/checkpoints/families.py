@@ -1,4 +1,4 @@
-"""How the open model families route: from a checkpoint's configuration to a routing descriptor.
+"""Routing of the open model families: from a checkpoint's configuration to a routing descriptor.
 
 One table, `FAMILIES`, and one function, `router_of`; docs/routing.md shows the table in words. Configurations are read
 as plain attributes or dictionaries, so nothing here needs the library a checkpoint was made with. Where a checkpoint

@@ -1,4 +1,4 @@
-"""The families of language models: what each calls its tensors, how it attends, and how it feeds forward.
+"""Families of language models: tensor names, attention and feed-forward of each.
 
 An `Adapter` is a family: every field of its configuration that changes what is computed, with the default of the
 configuration's class, and a function from these settings to a `Decoder`; docs/adding-a-family.md shows how.

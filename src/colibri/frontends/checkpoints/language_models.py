@@ -1,4 +1,4 @@
-"""Language models from a Hugging Face directory, without PyTorch and without the library they were made with."""
+"""Language models from a Hugging Face directory, without PyTorch and without transformers."""
 
 from __future__ import annotations
 

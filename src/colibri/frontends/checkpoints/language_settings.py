@@ -1,4 +1,4 @@
-"""What a language model's configuration says: fields its family's class knows, and nothing unaccounted for."""
+"""Settings of a language model's configuration: only fields that its family's class knows, and all of them."""
 
 from __future__ import annotations
 

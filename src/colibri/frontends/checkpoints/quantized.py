@@ -1,4 +1,4 @@
-"""Checkpoints whose numbers are stored in parts, codes and scales: what their configuration says, and what is read.
+"""Checkpoints with numbers stored as codes and scales: the fields of their configuration, and the reader.
 
 FP8 (e4m3, e5m2) times a scale for each block or for the whole tensor, as DeepSeek's and MiniMax's releases are, the
 scales being floats or powers of two (e8m0), and MXFP4 as GPT-OSS is. Everything else is refused by name: a scale that

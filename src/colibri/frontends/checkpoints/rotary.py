@@ -1,4 +1,4 @@
-"""Tables of rotary positions: the angles every scaling of the open models prescribes, as cosines and sines.
+"""Tables of rotary positions: cosines and sines of the angles for every scaling of the open models.
 
 Computed step by step in the precision of the transformers library, 5.24: frequencies, angles, and what they are
 multiplied by in float32. A frequency off by one place would turn a late position by a visible angle.

@@ -1,4 +1,4 @@
-"""Running a block of a model on rows of one's own, the way the model itself runs it."""
+"""Runs of a block of a model on chosen rows, in the way the model itself runs it."""
 
 from __future__ import annotations
 

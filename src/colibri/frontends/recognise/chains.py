@@ -1,4 +1,4 @@
-"""The calls around an expert that are part of it: elementwise ones with constants, such as a clamp of what it gives.
+"""Elementwise calls around an expert that are part of it, with constants, such as a clamp of its output.
 
 A dispatch loop may bound what goes into an expert and what comes out of it. Where only that expert has the value, the
 bound is an operation of the expert like its own layers, and is exported as one. A bound acts on wide rows only, where

@@ -1,4 +1,4 @@
-"""What does not depend on the data in what a module computes, and computing it once more.
+"""Calls of a module that do not depend on the data, and their recomputation.
 
 The calls that two recordings with different rows have in common, from the first call on and back from the last, form a
 `CommonCalls`. What they compute can be computed again from other inputs, in eager mode or while torch.export traces,

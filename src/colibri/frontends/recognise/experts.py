@@ -1,4 +1,4 @@
-"""What experts get and give: where in a block's calls their input and their mixture are, and with what weights.
+"""Inputs and outputs of experts: where a block's calls have them and the mixture, and with what weights.
 
 Experts that are modules are watched directly: they are made to give unit vectors, so that the mixture shows the
 weights. Experts that are slices of parameters are taken out one at a time, and what is missing is theirs.

@@ -1,4 +1,4 @@
-"""Whether a block does nothing between its experts and their sum but what a claim says, for numbers of any size.
+"""Test that a block does only what a claim says between its experts and their sum, for numbers of any size.
 
 Random rows of variance 1 show no clamp, no guard against what is not finite, no threshold and little of a cast that
 rounds. Here the experts' outputs, their input and the logits are all replaced by numbers from 1e-20 to 1e20, NaN and

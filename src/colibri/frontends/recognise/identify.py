@@ -1,4 +1,4 @@
-"""Which modules are Mixture-of-Experts blocks: structure proposes, numbers decide.
+"""Search for Mixture-of-Experts blocks among modules: structure proposes, numbers decide.
 
 A candidate is a module with what may be experts below it. Where they are in what it computes is seen in its calls. What
 it does with their logits is found by putting logits of our own in the place of the block's: near ties, very low ones,

@@ -1,4 +1,4 @@
-"""Comparing a claim about a block with the block itself, on rows of many sizes and on those the model gives it."""
+"""Comparison of a claim about a block with the block itself, on rows of many sizes and on the model's own rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the PyTorch front end found and measured: the report that comes with every graph, or with a refusal."""
+"""Report of the PyTorch front end: what it found and measured, with every graph and every refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From logits and the weights a block was seen to give its experts, to the router that gives them.
+"""Identification of a router from its logits and the weights that a block gives its experts.
 
 `solve` proposes: the weights of the chosen experts tell score, normalisation and scale, which experts are chosen tells
 bias, groups and capacity. `deviation` decides, on logits made to bring every branch about.

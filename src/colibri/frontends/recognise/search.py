@@ -1,4 +1,4 @@
-"""One candidate and one group of experts: the claim that agrees with the block to rounding, or why there is none."""
+"""Search for the claim about one candidate that agrees with the block to rounding, or the reason why there is none."""
 
 from __future__ import annotations
 

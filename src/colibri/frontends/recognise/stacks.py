@@ -1,4 +1,4 @@
-"""Experts that are no modules: parameters with one slice for each expert.
+"""Experts that are not modules: parameters with one slice for each expert.
 
 `stacks` finds such parameters, `bodies` puts their slices together the way experts usually are. Which body is the
 experts' is decided by `identify`, by numbers.

@@ -1,4 +1,4 @@
-"""What a module computes, call by call.
+"""Record of a module's computation, call by call.
 
 A `Recording` lists every torch function that a module's forward calls, with its results; its experts count as one call
 each. Results can be replaced while it is made. `common_calls` says which calls do not depend on the data.

@@ -1,4 +1,4 @@
-"""A block seen through its calls: what may give the logits, the experts' input and the mixture, and the rest of it.
+"""View of a block through its calls: candidates for logits, the experts' input and the mixture, and the rest.
 
 A `Probe` runs the block on rows of its own with these experts. `Watched` is what the block computes around a mixture.
 """

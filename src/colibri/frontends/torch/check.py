@@ -1,4 +1,4 @@
-"""What is asked of a module before anything is traced, and what makes a trained one degenerate.
+"""Checks of a module before anything is traced, and of degenerate trained modules.
 
 Weights that are NaN, infinite or all zero, and routers whose experts tie, make recognition fail for reasons that are
 not the true one, or make PyTorch's own answer a matter of chance.

@@ -1,4 +1,4 @@
-"""ATen programs to graphs, in terms of one sample; `aten` has the operations one by one.
+"""Conversion of ATen programs to graphs, in terms of one sample; `aten` has the operations one by one.
 
 torch.export gives a flat program whose tensors carry the batch in one of their axes, at first in axis 0, as the symbol
 s or, where a view merged the batch with c rows a sample, as c·s. In row-major order c follows s, so such a tensor has

@@ -1,4 +1,4 @@
-"""PyTorch modules to graphs: find the MoE blocks, trace the rest with torch.export, convert, and compare.
+"""Conversion of PyTorch modules to graphs: find MoE blocks, trace the rest with torch.export, convert, compare.
 
 `from_torch` takes a module, `from_pt2` a program saved by torch.export. Both return an `Imported`, or raise
 ExportError that names the module path and operation; a graph that does not compute what the module does is never

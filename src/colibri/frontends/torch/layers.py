@@ -1,4 +1,4 @@
-"""Whole layers that torch.export leaves in one piece: convolutions, pools, padding, attention, recurrent layers.
+"""Layers that torch.export leaves in one piece: convolutions, pools, padding, attention, recurrent layers.
 
 Written with what the graph has: a convolution is a product with windows, a pool a reduction over them, a transposed
 convolution a product whose outputs interleave. Channels go last inside; `passes.layout` removes the turning between
