@@ -61,7 +61,7 @@ static void find_directories(void)
     require(header->experts <= MOST && header->layers <= LAYERS, "a model of so many experts");
 }
 
-/* --- ahead ---------------------------------------------------------------------------------------------------------- */
+/* --- ahead --- */
 
 static int32_t last[LAYERS][64];
 static int last_count[LAYERS];
@@ -77,7 +77,7 @@ static void announce_ahead(void *user, int layer, const int32_t *chosen, int tok
     memcpy(last[layer], chosen, (size_t)last_count[layer] * sizeof *chosen);
 }
 
-/* --- a cache of our own --------------------------------------------------------------------------------------------- */
+/* --- a cache of our own --- */
 
 static int cache_file;
 static size_t cache_limit, cache_used;
@@ -149,7 +149,7 @@ static void open_cached(const char *path, size_t limit, int direct)
     cache_limit = limit;
 }
 
-/* --- hot ------------------------------------------------------------------------------------------------------------ */
+/* --- hot --- */
 
 static int by_frequency(const void *a, const void *b)
 {
@@ -173,7 +173,7 @@ static int lock_hot(size_t limit)
     return count;
 }
 
-/* --- switch --------------------------------------------------------------------------------------------------------- */
+/* --- switch --- */
 
 enum { WARM, COLD, LAYER_AHEAD, LONG_AHEAD, CASES };
 
@@ -241,8 +241,6 @@ static void measure_switch(const float *x, float *y, int rows, int batch, int th
            (unsigned long long)experts[expert].bytes, first[trials / 2], times[WARM][trials / 2], times[COLD][trials / 2],
            times[LAYER_AHEAD][trials / 2], times[LONG_AHEAD][trials / 2]);
 }
-
-/* -------------------------------------------------------------------------------------------------------------------- */
 
 static uint64_t bytes_read(void)
 {

@@ -33,7 +33,7 @@ static size_t align_up(size_t n, size_t to)
     return (n + to - 1) / to * to;
 }
 
-/* --- the guard ------------------------------------------------------------------------------------------------------ */
+/* --- the guard --- */
 
 /* A guarded range, in static memory: the signal handler may look at it while another thread closes its map. A range with
  * end 0 guards nothing. The rest is written before `end` and stays until the slot is taken anew. */
@@ -153,7 +153,7 @@ static void unguard(int number)
     pthread_mutex_unlock(&mutex);
 }
 
-/* --- opening -------------------------------------------------------------------------------------------------------- */
+/* --- opening --- */
 
 static int read_at_start(int file, uint8_t *to, size_t bytes)
 {
@@ -342,7 +342,7 @@ void colibri_map_close(colibri_map_t *map)
     }
 }
 
-/* --- experts' memory ------------------------------------------------------------------------------------------------ */
+/* --- experts' memory --- */
 
 clb_pages clb_expert_pages(const clb_map *map, const clb_expert *e)
 {

@@ -137,8 +137,9 @@ COLIBRI_API void colibri_prefetch_experts(colibri_prefetch_t *prefetch, const in
 typedef struct colibri_prefetch_counts {
     uint64_t announced, dropped; /* experts, each once a call; dropped: of those, for want of room */
     uint64_t late;         /* experts still waiting or being read when the next announcement came */
-    uint64_t hits, misses; /* announced experts found whole in memory, or not. Linux tells only those who own the file or
-                            * may write to it; to others everything is a hit */
+    /* announced experts found whole in memory, or not. Linux tells only those who own the file or may write to it; to others
+     * everything is a hit */
+    uint64_t hits, misses;
     uint64_t bytes;        /* of pages that were not in memory */
     uint64_t failures;     /* the system did not read ahead: see colibri_map_status */
     uint64_t nanoseconds;  /* spent on misses: divided by them, how long before its use an expert must be announced */

@@ -1,7 +1,7 @@
 /* Colibri, optional: language models by tokens. Of a model whose context (ctx->context_tokens) is not 0, an input row is a
  * token's id and an output row its logits; a context holds one text, of which ctx->position tokens have been evaluated.
  *
- *     colibri_lm_evaluate(ctx, prompt, count, logits);              // logits: ctx->output_size floats
+ *     colibri_lm_evaluate(ctx, prompt, count, logits); // ctx->output_size floats
  *     colibri_sampler_t sampler = {.temperature = 0.8f, .top_p = 0.9f, .seed = 1};
  *     int32_t token = colibri_lm_sample(&sampler, logits, (int)ctx->output_size, scratch);
  *

@@ -5,7 +5,7 @@
  *     static colibri_ring_slot slots[256];
  *     colibri_ring_t ring;
  *     colibri_ring_init(&ring, slots, 256);
- *     if (!colibri_ring_push(&ring, token)) { … }         // the one producer: full, so do the work here
+ *     if (!colibri_ring_push(&ring, token)) { … } // the one producer: full, so do the work here
  *     while ((token = colibri_ring_pop(&ring))) { … }     // any number of consumers
  *
  * What the producer wrote before the push, a consumer sees after the pop. Results come back the same way, through a ring

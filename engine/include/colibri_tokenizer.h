@@ -3,7 +3,8 @@
  *
  *     colibri_tokenizer_t t;
  *     if (colibri_tokenizer_open(&t, tokenizer_bin, size) != COLIBRI_OK) { ... }
- *     colibri_tokenizer_encode(&t, text, bytes, COLIBRI_TOKENIZER_TEMPLATE, ids, room, &count, scratch, sizeof scratch);
+ *     colibri_tokenizer_encode(&t, text, bytes, COLIBRI_TOKENIZER_TEMPLATE, ids, room, &count,
+ *                              scratch, sizeof scratch);
  *
  * An open tokenizer is only read: any number of threads may share one, each with scratch memory of its own. */
 #ifndef COLIBRI_TOKENIZER_H
@@ -25,8 +26,9 @@ enum colibri_tokenizer_option {
     COLIBRI_TOKENIZER_TEMPLATE = 1,     /* encode: add what the model expects around a text, such as BOS */
     COLIBRI_TOKENIZER_SPECIAL = 2,      /* encode: take special tokens where the text spells them. Not for text of users */
     COLIBRI_TOKENIZER_SKIP_SPECIAL = 4, /* decode: leave special tokens out */
-    COLIBRI_TOKENIZER_CONTINUE = 8      /* decode: the ids follow others that gave text (a special token that is left out gives none), so that
-                                         * the first one's space is kept */
+    /* decode: the ids follow others that gave text (a special token that is left out gives none), so that the first one's
+     * space is kept */
+    COLIBRI_TOKENIZER_CONTINUE = 8
 };
 
 /* Open the `size` bytes at `tokenizer_bin`, aligned to 64 and left unchanged while `t` is used. Everything is checked here,

@@ -15,9 +15,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#if defined(__SSE__) /* denormal results, denormal operands, both; up, down, to zero; to zero with both; traps */
+/* Denormal results, denormal operands, both; up, down, to zero; to zero with both; traps. */
+#if defined(__SSE__)
 static const uint32_t words[] = {0x9F80, 0x1FC0, 0x9FC0, 0x5F80, 0x3F80, 0x7F80, 0xFFC0, 0x0000};
-#elif defined(__aarch64__) /* flush, default NaN, both; up, down, to zero; alternative half precision */
+/* Flush, default NaN, both; up, down, to zero; alternative half precision. */
+#elif defined(__aarch64__)
 static const uint32_t words[] = {1u << 24, 1u << 25, 3u << 24, 1u << 22, 2u << 22, 3u << 22, 1u << 26};
 #endif
 enum { WORDS = sizeof words / sizeof *words, TASKS = 8 };

@@ -131,7 +131,7 @@ static void step(int t)
     swapcontext(&scheduler, &threads[t]);
 }
 
-/* --- states seen ---------------------------------------------------------------------------------------------------- */
+/* --- states seen --- */
 
 typedef struct {
     uint64_t words[1 + SLOTS + THREADS * (1 + MOST)];
@@ -179,7 +179,7 @@ static int is_new(const state *s)
     }
 }
 
-/* --- what must hold ------------------------------------------------------------------------------------------------- */
+/* --- what must hold --- */
 
 static const char *broken(void)
 {

@@ -6,13 +6,13 @@
 
 #if defined(__FAST_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__ASSOCIATIVE_MATH__) ||                         \
     defined(__NO_SIGNED_ZEROS__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
-#error "Colibri gives the same bits everywhere; -ffast-math, and each of its parts, does not. Compile without it."
+#error "Colibri gives the same bits everywhere; -ffast-math, and its parts do not."
 #endif
 #if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0 && __FLT_EVAL_METHOD__ != 16
 #error "Floats must be computed as floats: on 32-bit x86 compile with -msse2 -mfpmath=sse."
 #endif
 #if defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 2)
-#error "Helium's float vectors flush denormals: compile without them, with -mcpu=cortex-m55+nomve.fp or the like."
+#error "Helium's float vectors flush denormals: compile with -mcpu=cortex-m55+nomve.fp or the like."
 #endif
 
 /* Multiply and add stay apart: both compilers join them by default where the machine can. To gcc, whose macros do not tell

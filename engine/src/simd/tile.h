@@ -1,20 +1,24 @@
-/* Products in registers, written once for all vector instruction sets. A tile of vectors × rows is held in registers, so
- * that every weight and every input loaded is used several times. Same sums in the same order as plain.c.
+/* Products in registers, written once for all vector instruction sets. A tile of vectors × rows is
+ * held in registers, so that every weight and every input loaded is used several times. Same sums
+ * in the same order as plain.c.
  *
- * The including file says what a vector is: WIDE blocks of 8 output rows, `stride` bytes apart (0 where only one is left,
- * whose copy is then computed and dropped).
+ * The including file says what a vector is: WIDE blocks of 8 output rows, `stride` bytes apart (0
+ * where only one is left, whose copy is then computed and dropped).
  *   vf, vi                  WIDE × 8 floats, int32
- *   q8w q8x q8sum q4x q4sum     weights, inputs and sums of the integer products in whatever form suits the machine
+ *   q8w q8x q8sum q4x q4sum     weights, inputs and sums of the integer products in whatever form
+ *                               suits the machine
  *   add mul broadcast(const float *) to_float(vi)
  *   add_to(float *, vf)         to what lies there
  *   f32_at f16_at(place)        weights of one input, as floats
  *   bytes_at(place)             32 bytes a block: 4 inputs × 8 rows
  *   byte_of(vi, i)              input i of the four, as floats
- *   q8_start(x, start, end) q8_weights(vi) q8_input(q) q8_dot(sum, weights, input) q8_end(sum)    int8: exact sums, of
- *                               a row's inputs from `start` to below `end`
- *   q4_start(inputs) q4_input(q) q4_dot(sum, nibbles, input) q4_end(sum)    int4: likewise; nibbles are weight + 8
+ *   q8_start(x, start, end) q8_weights(vi) q8_input(q) q8_dot(sum, weights, input) q8_end(sum)
+ *                               int8: exact sums, of a row's inputs from `start` to below `end`
+ *   q4_start(inputs) q4_input(q) q4_dot(sum, nibbles, input) q4_end(sum)
+ *                               int4: likewise; nibbles are weight + 8
  *   low_nibbles(vi) high_nibbles(vi)
- *   COVER(TILE)                 the shapes of tiles, by SHAPE(TILE, rows, vectors); COVER_INT4 likewise */
+ *   COVER(TILE)                 the shapes of tiles, by SHAPE(TILE, rows, vectors); COVER_INT4
+ *                               likewise */
 #define MOST_VECTORS (CLB_PANEL / WIDE)
 
 enum { AHEAD = 1024 }; /* bytes a stream of weights is fetched ahead, beyond its end in the next tile's */
