@@ -1,12 +1,13 @@
-/* Colibri: runs an exported Mixture-of-Experts model. Five functions, no heap, no system call, no dependency.
+/* Colibri: runs an exported Mixture-of-Experts model. Five functions, no heap, no system call, no
+ * dependency.
  *
  *     static _Alignas(64) uint8_t memory[COLIBRI_MODEL_CONTEXT_BYTES]; // from model.h
  *     colibri_context_t *ctx = colibri_init(memory, sizeof memory, colibri_model);
  *     colibri_forward(ctx, input, output, 1);
  *
- * One context belongs to one thread (or interrupt level) at a time; any number of contexts may share a model. The same
- * model and input give the same bits on every target, in every batch position. Looking at models and errors more
- * closely is in colibri_inspect.h. */
+ * One context belongs to one thread (or interrupt level) at a time; any number of contexts may
+ * share a model. The same model and input give the same bits on every target, in every batch
+ * position. Looking at models and errors more closely is in colibri_inspect.h. */
 #ifndef COLIBRI_H
 #define COLIBRI_H
 
@@ -25,7 +26,8 @@ extern "C" {
 #define COLIBRI_API
 #endif
 
-/* What can go wrong. docs/guide.md lists the same; colibri_error_text() gives the sentence at run time. */
+/* What can go wrong. docs/guide.md lists the same; colibri_error_text() gives the sentence at run
+ * time. */
 enum colibri_error {
     /* generated: errors */
     /* no error */
@@ -139,24 +141,28 @@ enum colibri_error {
 
 /* Called once for each MoE layer of each colibri_forward, after routing and before the experts run.
  *   layer    0 … layers-1, in the order they run
- *   experts  chosen experts, shape (tokens, k), each 0 … experts-1, best first, or -1 where a capacity was full and the
- *            choice finds no expert; where experts were pruned on request, the field `index` of the file's expert
- *            directory has their numbers in the original model
+ *   experts  chosen experts, shape (tokens, k), each 0 … experts-1, best first, or -1 where a
+ *            capacity was full and the choice finds no expert; where experts were pruned on
+ *            request, the field `index` of the file's expert directory has their numbers in the
+ *            original model
  *   tokens   rows routed: batch_size times the tokens of a sample
- * A hook must return, and may not use the context: a colibri_forward within one does nothing but set the status to
- * COLIBRI_ERR_BUSY. What it leaves in the floating-point control word does not reach the results. */
+ * A hook must return, and may not use the context: a colibri_forward within one does nothing but
+ * set the status to COLIBRI_ERR_BUSY. What it leaves in the floating-point control word does not
+ * reach the results. */
 typedef void colibri_route_hook(void *user, int layer, const int32_t *experts, int tokens, int k);
 
-/* A parallel loop of the caller's: call task(arg, i) once for every i below `count`, on any threads in any order, and
- * return when all are done. The results do not depend on how the work is spread. */
+/* A parallel loop of the caller's: call task(arg, i) once for every i below `count`, on any threads
+ * in any order, and return when all are done. The results do not depend on how the work is
+ * spread. */
 typedef void colibri_parallel_hook(void *user, void (*task)(void *arg, uint32_t index), void *arg,
                                    uint32_t count);
 
-/* The head of the memory block given to colibri_init. The caller may read all of it and may set the hooks and
- * their users after colibri_init. */
+/* The head of the memory block given to colibri_init. The caller may read all of it and may set the
+ * hooks and their users after colibri_init. */
 typedef struct colibri_context {
     int32_t
-        status; /* enum colibri_error: result of the last colibri_forward; COLIBRI_OK after colibri_init */
+        /* enum colibri_error: result of the last colibri_forward; COLIBRI_OK after colibri_init */
+        status;
     int32_t max_batch;    /* largest batch_size */
     uint32_t input_size;  /* floats of one input row: the model's inputs one after another */
     uint32_t output_size; /* floats of one output row: the model's outputs one after another */
@@ -167,47 +173,57 @@ typedef struct colibri_context {
     void *parallel_user;             /* handed to parallel */
     const void *kernels;             /* the engine's own: what this processor runs best */
     uint32_t
-        position; /* of a language model, tokens of the text run so far; a caller may set it to 0 for a new text */
+        /* of a language model, tokens of the text run so far; a caller may set it to 0 for a new
+         * text */
+        position;
     uint32_t context_tokens; /* most tokens of a text; 0: rows have nothing to do with each other */
     int32_t tail;            /* output rows wanted, the last ones of a batch; 0: all */
     uint32_t
-        source; /* of an encoder-decoder model, tokens of the source text; 0: the next run reads it, and writes no output */
+        /* of an encoder-decoder model, tokens of the source text; 0: the next run reads it, and
+         * writes no output */
+        source;
     uint32_t seal; /* the engine's own: goes with what above must stay as colibri_init left it */
     int32_t busy;  /* the engine's own: colibri_forward runs */
 } colibri_context_t;
 
 /* Prepare a context inside `mem`.
- *   mem        64-byte aligned, stays the caller's; must outlive the context and not move; all but attention's caches is
- *              cleared, so that nothing that lay there can reach an output
+ *   mem        64-byte aligned, stays the caller's; must outlive the context and not move; all but
+ *              attention's caches is cleared, so that nothing that lay there can reach an output
  *   mem_size   bytes of it, at least colibri_model_size(model_bin)
- *   model_bin  64-byte aligned, must outlive the context and not change: the whole file's structure is proven here, so that
- *              colibri_forward needs no checks. Reads within the size the header states: check a file's length with
- *              colibri_check first.
- * Returns the context, or NULL; colibri_diagnose (colibri_inspect.h) says why for the same arguments. */
+ *   model_bin  64-byte aligned, must outlive the context and not change: the whole file's structure
+ *              is proven here, so that colibri_forward needs no checks. Reads within the size the
+ *              header states: check a file's length with colibri_check first.
+ * Returns the context, or NULL; colibri_diagnose (colibri_inspect.h) says why for the same
+ * arguments. */
 COLIBRI_API colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin);
 
 /* Run the model on `batch_size` rows.
  *   input   float32, shape (batch_size, ctx->input_size), at a multiple of 4 bytes
  *   output  float32, shape (batch_size, ctx->output_size), the same; must not overlap `input`
  *   batch_size  1 … ctx->max_batch
- * Sets ctx->status. On misuse (COLIBRI_ERR_NULL, COLIBRI_ERR_BATCH, COLIBRI_ERR_MISALIGNED, COLIBRI_ERR_BUSY) the output
- * is left untouched, and where this build or machine does not compute as IEEE 754 says (COLIBRI_ERR_ARITHMETIC), or what no
- * caller may set in the context's head has changed (COLIBRI_ERR_DAMAGED); a null or freed ctx does nothing. Sets the
- * floating-point control word for itself where it is not the standard one, and gives it back. NaN and infinity in the
- * input follow IEEE 754; a router counts a NaN logit as the lowest; a NaN in the output is always 0x7FC00000. Makes no
- * system call, bounded stack: usable in an interrupt handler where the processor saves the floating-point registers by
- * itself, or the handler does. A Cortex-M with an FPU saves them with FPCCR.ASPEN and LSPEN as they are after reset; with
- * ASPEN off the interrupted code computes wrong numbers. */
+ * Sets ctx->status. On misuse (COLIBRI_ERR_NULL, COLIBRI_ERR_BATCH, COLIBRI_ERR_MISALIGNED,
+ * COLIBRI_ERR_BUSY) the output is left untouched, and where this build or machine does not compute
+ * as IEEE 754 says (COLIBRI_ERR_ARITHMETIC), or what no caller may set in the context's head has
+ * changed (COLIBRI_ERR_DAMAGED); a null or freed ctx does nothing. Sets the floating-point control
+ * word for itself where it is not the standard one, and gives it back. NaN and infinity in the
+ * input follow IEEE 754; a router counts a NaN logit as the lowest; a NaN in the output is always
+ * 0x7FC00000. Makes no system call, bounded stack: usable in an interrupt handler where the
+ * processor saves the floating-point registers by itself, or the handler does. A Cortex-M with an
+ * FPU saves them with FPCCR.ASPEN and LSPEN as they are after reset; with ASPEN off the interrupted
+ * code computes wrong numbers. */
 COLIBRI_API void colibri_forward(colibri_context_t *ctx, const float *input, float *output,
                                  int batch_size);
 
-/* End the context: later colibri_forward calls do nothing. Releases nothing, for nothing was acquired; NULL is fine. */
+/* End the context: later colibri_forward calls do nothing. Releases nothing, for nothing was
+ * acquired; NULL is fine. */
 COLIBRI_API void colibri_free(colibri_context_t *ctx);
 
-/* Exact bytes of memory a context of this model needs; 0 where the pointer or the header is not valid. */
+/* Exact bytes of memory a context of this model needs; 0 where the pointer or the header is not
+ * valid. */
 COLIBRI_API size_t colibri_model_size(const uint8_t *model_bin);
 
-/* Number of experts in all MoE layers together; -(enum colibri_error) where the pointer or the header is not valid. */
+/* Number of experts in all MoE layers together; -(enum colibri_error) where the pointer or the
+ * header is not valid. */
 COLIBRI_API int colibri_get_num_experts(const uint8_t *model_bin);
 
 #ifdef __cplusplus

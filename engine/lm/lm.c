@@ -7,19 +7,14 @@ enum {
     CHUNK = 512 /* ids converted at once */
 };
 
-static const clb_header *header_of(const colibri_context_t *ctx)
-{
+static const clb_header *header_of(const colibri_context_t *ctx) {
     return (const clb_header *)(const void *)ctx->model;
 }
 
-static int is_ready(const colibri_context_t *ctx)
-{
-    return ctx != NULL && ctx->model != NULL;
-}
+static int is_ready(const colibri_context_t *ctx) { return ctx != NULL && ctx->model != NULL; }
 
 /* Whether these tokens can follow `position` others. */
-static int fits(const colibri_context_t *ctx, uint32_t position, const int32_t *tokens, int count)
-{
+static int fits(const colibri_context_t *ctx, uint32_t position, const int32_t *tokens, int count) {
     const uint32_t most = ctx->context_tokens;
     if (tokens == NULL) {
         return COLIBRI_ERR_NULL;
@@ -41,8 +36,7 @@ static int fits(const colibri_context_t *ctx, uint32_t position, const int32_t *
     return COLIBRI_OK;
 }
 
-static void run(colibri_context_t *ctx, const int32_t *tokens, int count, float *output)
-{
+static void run(colibri_context_t *ctx, const int32_t *tokens, int count, float *output) {
     float ids[CHUNK];
     for (int i = 0; i < count; ++i) {
         ids[i] = (float)tokens[i];
@@ -50,8 +44,7 @@ static void run(colibri_context_t *ctx, const int32_t *tokens, int count, float 
     colibri_forward(ctx, ids, output, count);
 }
 
-int colibri_lm_source(colibri_context_t *ctx, const int32_t *tokens, int count)
-{
+int colibri_lm_source(colibri_context_t *ctx, const int32_t *tokens, int count) {
     if (!is_ready(ctx)) {
         return COLIBRI_ERR_NULL;
     }
@@ -72,16 +65,14 @@ int colibri_lm_source(colibri_context_t *ctx, const int32_t *tokens, int count)
 }
 
 /* Tokens that run at once. */
-static int largest_chunk(const colibri_context_t *ctx)
-{
+static int largest_chunk(const colibri_context_t *ctx) {
     if (header_of(ctx)->tail_op == header_of(ctx)->main_ops) {
         return 1; /* the last rows of a chunk cannot run alone */
     }
     return ctx->max_batch < CHUNK ? ctx->max_batch : CHUNK;
 }
 
-int colibri_lm_evaluate(colibri_context_t *ctx, const int32_t *tokens, int count, float *logits)
-{
+int colibri_lm_evaluate(colibri_context_t *ctx, const int32_t *tokens, int count, float *logits) {
     if (!is_ready(ctx) || logits == NULL) {
         return COLIBRI_ERR_NULL;
     }
@@ -107,8 +98,7 @@ int colibri_lm_evaluate(colibri_context_t *ctx, const int32_t *tokens, int count
 
 /* Whether an operation still has all that a token at `position` looks at, when the text ends at
  * `end`. */
-static int reaches(const clb_op *op, uint32_t position, uint32_t end)
-{
+static int reaches(const clb_op *op, uint32_t position, uint32_t end) {
     if (op->code == CLB_OP_DELAY) {
         return position < op->delay.steps ? end <= op->delay.slots
                                           : end - (position - op->delay.steps) <= op->delay.slots;
@@ -120,8 +110,7 @@ static int reaches(const clb_op *op, uint32_t position, uint32_t end)
     return 1;
 }
 
-int colibri_lm_rewind(colibri_context_t *ctx, int position)
-{
+int colibri_lm_rewind(colibri_context_t *ctx, int position) {
     if (!is_ready(ctx)) {
         return COLIBRI_ERR_NULL;
     }
@@ -149,14 +138,12 @@ int colibri_lm_rewind(colibri_context_t *ctx, int position)
 /* --- sampling --- */
 
 /* Whether token a comes before token b: likelier, or the lower of two equally likely. */
-static int before(const float *weights, int32_t a, int32_t b)
-{
+static int before(const float *weights, int32_t a, int32_t b) {
     return weights[a] > weights[b] || (weights[a] == weights[b] && a < b);
 }
 
 /* The heap's root moves down to its place among `n`. */
-static void sift(const float *weights, int32_t *heap, int n, int at)
-{
+static void sift(const float *weights, int32_t *heap, int n, int at) {
     const int32_t moved = heap[at];
     for (int child; (child = 2 * at + 1) < n; at = child) {
         child += child + 1 < n && before(weights, heap[child + 1], heap[child]);
@@ -179,8 +166,7 @@ typedef struct {
     float total; /* of their weights */
 } candidates;
 
-static int32_t token_at(candidates *c, int place)
-{
+static int32_t token_at(candidates *c, int place) {
     while (c->taken <= place) {
         const int last = c->n - ++c->taken;
         const int32_t top = c->heap[0];
@@ -193,22 +179,17 @@ static int32_t token_at(candidates *c, int place)
     return c->heap[c->n - 1 - place];
 }
 
-static float weight_at(candidates *c, int place)
-{
-    return c->weights[token_at(c, place)];
-}
+static float weight_at(candidates *c, int place) { return c->weights[token_at(c, place)]; }
 
 /* 24 bits of SplitMix64 (Steele et al. 2014), as a number from 0 to below 1. */
-static float uniform(uint64_t *state)
-{
+static float uniform(uint64_t *state) {
     uint64_t z = *state += 0x9E3779B97F4A7C15u;
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
     z = (z ^ z >> 27) * 0x94D049BB133111EBu;
     return (float)((z ^ z >> 31) >> 40) * 0x1p-24f;
 }
 
-static void penalise(const colibri_sampler_t *s, float *logits, int n, int32_t *seen)
-{
+static void penalise(const colibri_sampler_t *s, float *logits, int n, int32_t *seen) {
     const float penalty = s->repetition_penalty;
     memset(seen, 0, (size_t)n * sizeof *seen);
     for (int i = 0; s->history != NULL && i < s->history_count; ++i) {
@@ -220,8 +201,7 @@ static void penalise(const colibri_sampler_t *s, float *logits, int n, int32_t *
     }
 }
 
-static int32_t likeliest(const float *logits, int n)
-{
+static int32_t likeliest(const float *logits, int n) {
     int32_t best = 0;
     for (int32_t i = 1; i < n; ++i) {
         /* after NaNs alone */
@@ -232,8 +212,7 @@ static int32_t likeliest(const float *logits, int n)
 }
 
 /* Logits become weights, the likeliest token's 1; their sum. */
-static float weigh(const colibri_sampler_t *s, float *logits, int n, int32_t best)
-{
+static float weigh(const colibri_sampler_t *s, float *logits, int n, int32_t best) {
     const float largest = logits[best];
     float lanes[CLB_LANES] = {0};
     for (int32_t i = 0; i < n; ++i) {
@@ -244,8 +223,7 @@ static float weigh(const colibri_sampler_t *s, float *logits, int n, int32_t bes
     return clb_lane_tree(lanes);
 }
 
-static candidates all_tokens(const float *weights, int32_t *heap, int n, float total)
-{
+static candidates all_tokens(const float *weights, int32_t *heap, int n, float total) {
     for (int32_t i = 0; i < n; ++i) {
         heap[i] = i;
     }
@@ -255,8 +233,7 @@ static candidates all_tokens(const float *weights, int32_t *heap, int n, float t
     return (candidates){weights, heap, n, 0, n, total};
 }
 
-static void keep_first(candidates *c, int count)
-{
+static void keep_first(candidates *c, int count) {
     if (count <= 0 || count >= c->n) {
         return;
     }
@@ -268,8 +245,7 @@ static void keep_first(candidates *c, int count)
 }
 
 /* Of the kept ones those that make up top_p and weigh min_p; the likeliest always stays. */
-static void keep_likely(candidates *c, float top_p, float min_p)
-{
+static void keep_likely(candidates *c, float top_p, float min_p) {
     const int has_share = top_p > 0.0f && top_p < 1.0f;
     const float share = has_share ? top_p * c->total : clb_inf();
     float sum = 0.0f;
@@ -286,8 +262,7 @@ static void keep_likely(candidates *c, float top_p, float min_p)
 }
 
 /* The token at this share of the total. */
-static int32_t drawn_at(candidates *c, float share)
-{
+static int32_t drawn_at(candidates *c, float share) {
     const float drawn = share * c->total;
     float sum = 0.0f;
     for (int i = 0; i < c->kept - 1; ++i) {
@@ -299,8 +274,7 @@ static int32_t drawn_at(candidates *c, float share)
     return token_at(c, c->kept - 1);
 }
 
-static int32_t sample(colibri_sampler_t *s, float *logits, int n, int32_t *scratch)
-{
+static int32_t sample(colibri_sampler_t *s, float *logits, int n, int32_t *scratch) {
     if (s->repetition_penalty > 0.0f && s->repetition_penalty != 1.0f) {
         penalise(s, logits, n, scratch);
     }
@@ -316,8 +290,7 @@ static int32_t sample(colibri_sampler_t *s, float *logits, int n, int32_t *scrat
 }
 
 int32_t colibri_lm_sample(colibri_sampler_t *sampler, float *logits, int vocabulary,
-                          int32_t *scratch)
-{
+                          int32_t *scratch) {
     const clb_control found = clb_standard();
     const int32_t drawn = sample(sampler, logits, vocabulary, scratch);
     clb_restore(found);

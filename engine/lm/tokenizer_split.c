@@ -2,8 +2,7 @@
 #include "tokenizer_split.h"
 
 /* Whether `steps` were left to spend. */
-static int spend(clb_budget *b, uint64_t steps)
-{
+static int spend(clb_budget *b, uint64_t steps) {
     const int enough = b->left >= steps;
     b->left -= enough ? steps : b->left;
     return enough;
@@ -12,8 +11,7 @@ static int spend(clb_budget *b, uint64_t steps)
 /* --- added tokens --- */
 
 /* Unicode's White_Space, which is closed. */
-static int is_space(uint32_t c)
-{
+static int is_space(uint32_t c) {
     static const uint16_t ranges[][2] = {
         {0x9, 0xD},       {0x20, 0x20},     {0x85, 0x85},     {0xA0, 0xA0},     {0x1680, 0x1680},
         {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000},
@@ -27,27 +25,23 @@ static int is_space(uint32_t c)
 }
 
 /* Where the character that ends at `at` begins. */
-static size_t before(const uint8_t *text, size_t at)
-{
+static size_t before(const uint8_t *text, size_t at) {
     while (at > 0 && within_character(text[--at])) {
     }
     return at;
 }
 
-static int is_space_at(const clb_finder *f, size_t at)
-{
+static int is_space_at(const clb_finder *f, size_t at) {
     return is_space(utf8_read(f->text + at, f->text + f->size));
 }
 
-static int is_word_at(const clb_finder *f, size_t at)
-{
+static int is_word_at(const clb_finder *f, size_t at) {
     return f->t->words[class_of(f->t, f->text + at, f->text + f->size)] != 0;
 }
 
 /* Whether text[start..stop) are whole characters, and not part of a word where the token asks for
  * whole words. */
-static int stands_alone(const clb_finder *f, const clb_tok_node *node, size_t start, size_t stop)
-{
+static int stands_alone(const clb_finder *f, const clb_tok_node *node, size_t start, size_t stop) {
     const int last = stop == f->size;
     if (within_character(f->text[start]) || (!last && within_character(f->text[stop]))) {
         return 0;
@@ -63,8 +57,7 @@ static int stands_alone(const clb_finder *f, const clb_tok_node *node, size_t st
 
 /* The node of this byte among `count` sorted ones from `first` on, or NULL. */
 static const clb_tok_node *child(const clb_tokenizer *t, uint32_t first, uint32_t count,
-                                 uint8_t byte, size_t *steps)
-{
+                                 uint8_t byte, size_t *steps) {
     while (count > 0) {
         const uint32_t half = count / 2;
         const clb_tok_node *middle = &t->nodes[first + half];
@@ -79,8 +72,7 @@ static const clb_tok_node *child(const clb_tokenizer *t, uint32_t first, uint32_
 }
 
 /* The longest added token at `at`: its node, or NULL; *length is its size in bytes. */
-static const clb_tok_node *longest(const clb_finder *f, size_t at, size_t *length, size_t *steps)
-{
+static const clb_tok_node *longest(const clb_finder *f, size_t at, size_t *length, size_t *steps) {
     const clb_tok_header *h = f->t->head;
     const size_t left = f->size - at;
     const size_t most = left < h->added_bytes ? left : h->added_bytes;
@@ -103,8 +95,7 @@ static const clb_tok_node *longest(const clb_finder *f, size_t at, size_t *lengt
 }
 
 /* To the next byte with which an added token begins, or the end. */
-static void skip_plain_text(clb_finder *f)
-{
+static void skip_plain_text(clb_finder *f) {
     const uint8_t *begins = f->t->begins[f->normalised];
     size_t at = f->at;
     while (at < f->size && !(begins[f->text[at] >> 3] >> (f->text[at] & 7) & 1)) {
@@ -119,8 +110,7 @@ typedef struct {
 } added_token;
 
 /* The spaces that the token takes in; 0 where the budget is spent. */
-static int take_spaces(const clb_finder *f, clb_budget *budget, added_token *token)
-{
+static int take_spaces(const clb_finder *f, clb_budget *budget, added_token *token) {
     const size_t stop = token->stop;
     if (token->node->flags & ADDED_LSTRIP) {
         while (token->start > f->done && is_space_at(f, before(f->text, token->start))) {
@@ -137,8 +127,7 @@ static int take_spaces(const clb_finder *f, clb_budget *budget, added_token *tok
 }
 
 /* The added token at f->at, behind which the search goes on; 0 where the budget is spent. */
-static int find_here(clb_finder *f, clb_budget *budget, added_token *token)
-{
+static int find_here(clb_finder *f, clb_budget *budget, added_token *token) {
     const size_t start = f->at;
     size_t length = 0;
     size_t steps = 1;
@@ -159,8 +148,7 @@ static int find_here(clb_finder *f, clb_budget *budget, added_token *token)
 }
 
 /* The next added token; 0 where the budget is spent. */
-static int find_next(clb_finder *f, clb_budget *budget, added_token *token)
-{
+static int find_next(clb_finder *f, clb_budget *budget, added_token *token) {
     *token = (added_token){NULL, f->size, f->size};
     for (skip_plain_text(f); f->at < f->size; skip_plain_text(f)) {
         if (!find_here(f, budget, token)) {
@@ -173,8 +161,7 @@ static int find_next(clb_finder *f, clb_budget *budget, added_token *token)
     return 1;
 }
 
-int clb_next_part(clb_finder *f, clb_budget *budget, size_t *begin, size_t *end, uint32_t *token)
-{
+int clb_next_part(clb_finder *f, clb_budget *budget, size_t *begin, size_t *end, uint32_t *token) {
     added_token found;
     *token = f->token;
     f->token = CLB_NONE;
@@ -201,8 +188,7 @@ int clb_next_part(clb_finder *f, clb_budget *budget, size_t *begin, size_t *end,
 /* The end of the match at `begin`, or `begin`: none. *resume is where a search in vain may go on: a
  * position is skipped where a search begun there would be in the state this one was in. */
 static size_t match(const clb_tokenizer *t, uint32_t stage, const uint8_t *text, size_t begin,
-                    size_t end, clb_budget *budget, size_t *resume)
-{
+                    size_t end, clb_budget *budget, size_t *resume) {
     const uint16_t *table = t->tables[stage];
     const uint32_t columns = t->head->classes + 1;
     uint32_t state = 1;
@@ -236,8 +222,7 @@ static size_t match(const clb_tokenizer *t, uint32_t stage, const uint8_t *text,
 }
 
 size_t clb_next_piece(const clb_tokenizer *t, uint32_t stage, const uint8_t *text, size_t begin,
-                      size_t end, clb_budget *budget, int *keep)
-{
+                      size_t end, clb_budget *budget, int *keep) {
     size_t resume;
     const size_t last = match(t, stage, text, begin, end, budget, &resume);
     if (last > begin) {

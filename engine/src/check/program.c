@@ -1,13 +1,15 @@
-/* Proves programs, the main one and those of experts: every operation, loops, what a route costs at most. */
+/* Proves programs, the main one and those of experts: every operation, loops, what a route costs at
+ * most. */
 #include "proof.h"
 
 enum part { MACS, BYTES }; /* of what an expert costs */
 
-static uint64_t cost_of(const clb_expert *e, enum part what) { return what == MACS ? e->macs : e->bytes; }
+static uint64_t cost_of(const clb_expert *e, enum part what) {
+    return what == MACS ? e->macs : e->bytes;
+}
 
 /* The k-th costliest is found by halving, for there is no memory to sort them in. */
-static uint64_t costliest(const clb_expert *experts, uint32_t count, uint32_t k, enum part what)
-{
+static uint64_t costliest(const clb_expert *experts, uint32_t count, uint32_t k, enum part what) {
     uint64_t kth = 0, most = UINT64_MAX;
     while (kth < most) {
         const uint64_t middle = kth + (most - kth) / 2 + 1;
@@ -29,11 +31,13 @@ static uint64_t costliest(const clb_expert *experts, uint32_t count, uint32_t k,
     return total;
 }
 
-static int runs_all_samples(const clb_op *op) { return (clb_traits(op) & CLB_RUNS_ALL_SAMPLES) != 0; }
+static int runs_all_samples(const clb_op *op) {
+    return (clb_traits(op) & CLB_RUNS_ALL_SAMPLES) != 0;
+}
 
-/* The next operation of a program that goes on with `left` more, or a loop of some of these; adds what it costs. */
-static int next_fits(clb_scope *s, const clb_op *op, uint32_t left, clb_cost *c)
-{
+/* The next operation of a program that goes on with `left` more, or a loop of some of these; adds
+ * what it costs. */
+static int next_fits(clb_scope *s, const clb_op *op, uint32_t left, clb_cost *c) {
     RETURN_IF((s->looped != 0 && runs_all_samples(op)) || !clb_operation_fits(s, op), 0);
     if (op->code == CLB_OP_LOOP) {
         s->steps = op->loop.steps;
@@ -48,20 +52,19 @@ static int next_fits(clb_scope *s, const clb_op *op, uint32_t left, clb_cost *c)
     return 1;
 }
 
-static int expert_program_fits(clb_scope *s, uint64_t *work)
-{
+static int expert_program_fits(clb_scope *s, uint64_t *work) {
     clb_cost c = {0, 0, 0};
     for (uint32_t i = 0; i < s->expert->ops; ++i) {
-        RETURN_IF(!next_fits(s, &s->model->ops[s->expert->first_op + i], s->expert->ops - i - 1, &c), 0);
+        RETURN_IF(
+            !next_fits(s, &s->model->ops[s->expert->first_op + i], s->expert->ops - i - 1, &c), 0);
     }
     *work = c.work > *work ? c.work : *work;
     return c.macs == s->expert->macs;
 }
 
-/* The programs of a layer's experts, which lie in the file in the order of the experts (from `*next_op` on), so that proving
- * them takes no longer than reading them. */
-static int experts_fit(clb_scope *s, const clb_layer *l, uint32_t *next_op, uint64_t *work)
-{
+/* The programs of a layer's experts, which lie in the file in the order of the experts (from
+ * `*next_op` on), so that proving them takes no longer than reading them. */
+static int experts_fit(clb_scope *s, const clb_layer *l, uint32_t *next_op, uint64_t *work) {
     const clb_expert *last = NULL;
     for (uint32_t n = 0; n < l->experts; ++n) {
         const clb_expert *e = &s->model->experts[l->first_expert + n];
@@ -79,8 +82,8 @@ static int experts_fit(clb_scope *s, const clb_layer *l, uint32_t *next_op, uint
 }
 
 /* An MoE operation, its workspace, and its experts; adds the costliest route. */
-static int mixture_fits(const clb_scope *whole, const clb_op *op, uint32_t layer_number, uint32_t *next_op, clb_cost *c)
-{
+static int mixture_fits(const clb_scope *whole, const clb_op *op, uint32_t layer_number,
+                        uint32_t *next_op, clb_cost *c) {
     const clb_model *m = whole->model;
     RETURN_IF(op->moe.layer != layer_number || !clb_operation_fits(whole, op), 0);
     const clb_layer *l = &m->layers[layer_number];
@@ -101,12 +104,16 @@ static int mixture_fits(const clb_scope *whole, const clb_op *op, uint32_t layer
     return 1;
 }
 
-/* The main program, every MoE layer once and in order; counts the choices one sample makes. The stated costs are true, so
- * that a caller may rely on them: the multiply-accumulates exactly, the work as a limit. */
-int clb_program_fits(const clb_model *m, uint64_t *choices)
-{
+/* The main program, every MoE layer once and in order; counts the choices one sample makes. The
+ * stated costs are true, so that a caller may rely on them: the multiply-accumulates exactly, the
+ * work as a limit. */
+int clb_program_fits(const clb_model *m, uint64_t *choices) {
     const clb_header *h = m->header;
-    clb_scope whole = {.model = m, .samples = h->max_batch, .steps = 1, .arena = CLB_HEAD_BYTES, .arena_end = h->cleared_bytes};
+    clb_scope whole = {.model = m,
+                       .samples = h->max_batch,
+                       .steps = 1,
+                       .arena = CLB_HEAD_BYTES,
+                       .arena_end = h->cleared_bytes};
     uint32_t layer = 0, next_op = h->main_ops;
     clb_cost c = {0, 0, 0};
     *choices = 0;
@@ -115,9 +122,12 @@ int clb_program_fits(const clb_model *m, uint64_t *choices)
         whole.decodes = n >= h->encoder_ops && h->encoder_ops != 0;
         whole.early = n < h->encoder_ops || (n < h->tail_op && h->tail_op < h->main_ops);
         RETURN_IF(n >= h->tail_op && runs_all_samples(op), 0);
-        RETURN_IF(whole.looped != 0 && (n == h->tail_op || n == h->encoder_ops), 0); /* a loop runs as a whole */
+        RETURN_IF(whole.looped != 0 && (n == h->tail_op || n == h->encoder_ops),
+                  0); /* a loop runs as a whole */
         if (op->code == CLB_OP_MOE) {
-            RETURN_IF(whole.looped != 0 || layer >= h->layers || !mixture_fits(&whole, op, layer, &next_op, &c), 0);
+            RETURN_IF(whole.looped != 0 || layer >= h->layers ||
+                          !mixture_fits(&whole, op, layer, &next_op, &c),
+                      0);
             *choices += (uint64_t)op->rows * m->layers[layer++].k;
         } else {
             RETURN_IF(!next_fits(&whole, op, h->main_ops - n - 1, &c), 0);

@@ -1,8 +1,7 @@
 /* Keys and values of new tokens, put where attention finds them. */
 #include "cache.h"
 
-CLB_INTERNAL uint64_t clb_page_bytes(uint32_t format, uint32_t key, uint32_t value)
-{
+CLB_INTERNAL uint64_t clb_page_bytes(uint32_t format, uint32_t key, uint32_t value) {
     const uint32_t layout = CACHE_LAYOUT + format;
     return (uint64_t)PAGE_BLOCKS * clb_block_bytes(layout, key) +
            (uint64_t)clb_ceil(value, CLB_LANES) * clb_block_bytes(layout, CLB_PAGE) +
@@ -10,8 +9,7 @@ CLB_INTERNAL uint64_t clb_page_bytes(uint32_t format, uint32_t key, uint32_t val
 }
 
 /* The float16 nearest to x, ties to even. */
-static inline uint16_t clb_to_half(float x)
-{
+static inline uint16_t clb_to_half(float x) {
     const uint32_t sign = clb_bits(x) >> 16 & 0x8000u, size = clb_bits(x) & 0x7FFFFFFFu;
     uint32_t half = ((size + 0xFFFu + (size >> 13 & 1u)) >> 13) - (112u << 10);
     if (size >= 0x47800000u) {
@@ -22,11 +20,10 @@ static inline uint16_t clb_to_half(float x)
     return (uint16_t)(sign | half);
 }
 
-/* A key as row `slot` of a page's keys, or a value as column `slot` of its values; as int8 max|x| becomes 127, and `scale`
- * undoes it. */
-CLB_STATIC_WALK void keep(uint32_t layout, uint8_t *blocks, size_t stride, uint32_t slot, int is_value, const float *x,
-                          uint32_t n, float *scale)
-{
+/* A key as row `slot` of a page's keys, or a value as column `slot` of its values; as int8 max|x|
+ * becomes 127, and `scale` undoes it. */
+CLB_STATIC_WALK void keep(uint32_t layout, uint8_t *blocks, size_t stride, uint32_t slot,
+                          int is_value, const float *x, uint32_t n, float *scale) {
     float most = -clb_inf();
     for (uint32_t i = 0; layout == CLB_LAYOUT_ROWS8_I8 && i < n; ++i) {
         most = clb_abs(x[i]) > most ? clb_abs(x[i]) : most;
@@ -50,18 +47,17 @@ CLB_STATIC_WALK void keep(uint32_t layout, uint8_t *blocks, size_t stride, uint3
     }
 }
 
-CLB_WALK void clb_cache(const clb_op *op, uint32_t samples, const clb_frame *frame)
-{
+CLB_WALK void clb_cache(const clb_op *op, uint32_t samples, const clb_frame *frame) {
     const cache c = cache_of(op, frame);
     for (uint32_t s = 0; s < samples; ++s) {
         const uint32_t position = frame->position + s, slot = position % CLB_PAGE;
         for (uint32_t head = 0; head < c.heads; ++head) {
             uint8_t *page = keys_at(&c, head, position / CLB_PAGE);
             float *scales = (float *)(void *)(page + slot / CLB_LANES * c.key_stride);
-            keep(c.layout, page, c.key_stride, slot, 0, clb_locate(&op->a, frame, NULL, s, head), c.key,
-                 scales + slot % CLB_LANES);
-            keep(c.layout, page + c.values, c.value_stride, slot, 1, clb_locate(&op->b, frame, NULL, s, head), c.value,
-                 scales_at(&c, page) + slot);
+            keep(c.layout, page, c.key_stride, slot, 0, clb_locate(&op->a, frame, NULL, s, head),
+                 c.key, scales + slot % CLB_LANES);
+            keep(c.layout, page + c.values, c.value_stride, slot, 1,
+                 clb_locate(&op->b, frame, NULL, s, head), c.value, scales_at(&c, page) + slot);
         }
     }
 }
@@ -69,38 +65,33 @@ CLB_WALK void clb_cache(const clb_op *op, uint32_t samples, const clb_frame *fra
 #if !defined(COLIBRI_GENERATED)
 #include "../check/proof.h"
 
-static uint64_t cache_floats(const clb_op *op)
-{
+static uint64_t cache_floats(const clb_op *op) {
     const uint64_t page = clb_page_bytes(op->func, op->attention.key, op->attention.value);
-    return (uint64_t)op->attention.positions / CLB_PAGE * op->attention.key_heads * page / sizeof(float);
+    return (uint64_t)op->attention.positions / CLB_PAGE * op->attention.key_heads * page /
+           sizeof(float);
 }
 
-uint64_t clb_cache_kept(const clb_subject *s)
-{
-    return cache_floats(s->op);
-}
+uint64_t clb_cache_kept(const clb_subject *s) { return cache_floats(s->op); }
 
 /* Pages that hold all a token sees, when the chunk it came in is stored. */
-static uint64_t pages_seen(const clb_header *h, uint32_t window)
-{
+static uint64_t pages_seen(const clb_header *h, uint32_t window) {
     const uint64_t all = ((uint64_t)h->context_tokens + CLB_PAGE - 1) / CLB_PAGE;
     const uint64_t seen = window == 0 ? all : ((uint64_t)window + h->max_batch - 2) / CLB_PAGE + 2;
     return seen < all ? seen : all;
 }
 
 /* Enough pages, and no more than memory holds. */
-static int pages_fit(const clb_header *h, const clb_op *op)
-{
+static int pages_fit(const clb_header *h, const clb_op *op) {
     const uint64_t pages = op->attention.positions / CLB_PAGE;
-    const uint64_t most = h->context_bytes / clb_page_bytes(op->func, op->attention.key, op->attention.value);
+    const uint64_t most =
+        h->context_bytes / clb_page_bytes(op->func, op->attention.key, op->attention.value);
     if (op->attention.positions % CLB_PAGE != 0 || pages < pages_seen(h, op->attention.window)) {
         return 0;
     }
     return op->attention.key_heads <= most && pages <= most / op->attention.key_heads;
 }
 
-int clb_cache_fits(const clb_subject *s)
-{
+int clb_cache_fits(const clb_subject *s) {
     const clb_op *op = s->op;
     const uint32_t sight = op->attention.sight;
     const uint64_t tokens = s->model->header->context_tokens;
@@ -117,43 +108,45 @@ int clb_cache_fits(const clb_subject *s)
     return pages_fit(s->model->header, op);
 }
 
-static int cache_fits(const clb_subject *s)
-{
+static int cache_fits(const clb_subject *s) {
     return s->op->rows == s->op->attention.key_heads && clb_cache_fits(s);
 }
 
-static void cache_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS])
-{
+static void cache_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
     clb_plain(uses, s->op->attention.key, s->op->attention.value, 0);
 }
 
-uint64_t clb_cache_work(const clb_subject *s)
-{
+uint64_t clb_cache_work(const clb_subject *s) {
     const clb_op *op = s->op;
     return op->rows * ((uint64_t)op->attention.key + op->attention.value);
 }
 
 const clb_proof clb_cache_proof = {cache_fits, cache_uses, NULL, clb_cache_work, clb_cache_kept};
 
-/* The cache operation `writer` fills just what the attention `reader` looks at: 1; something else there: -1; nothing: 0. */
-static int fills(const clb_op *writer, const clb_op *reader)
-{
+/* The cache operation `writer` fills just what the attention `reader` looks at: 1; something else
+ * there: -1; nothing: 0. */
+static int fills(const clb_op *writer, const clb_op *reader) {
     const uint64_t a = writer->work.offset, b = reader->work.offset;
     RETURN_IF(writer->code != CLB_OP_CACHE, 0);
-    const int meet = a < b + cache_floats(reader) * sizeof(float) && b < a + cache_floats(writer) * sizeof(float);
+    const int meet = a < b + cache_floats(reader) * sizeof(float) &&
+                     b < a + cache_floats(writer) * sizeof(float);
     RETURN_IF(!meet, 0);
-    return a == b && writer->func == reader->func && memcmp(writer->dims, reader->dims, sizeof reader->dims) == 0 ? 1 : -1;
+    return a == b && writer->func == reader->func &&
+                   memcmp(writer->dims, reader->dims, sizeof reader->dims) == 0
+               ? 1
+               : -1;
 }
 
-int clb_caches_are_filled(const clb_model *model)
-{
+int clb_caches_are_filled(const clb_model *model) {
     enum { LOOKS = 1 << 26 }; /* far more than a sound program needs */
     const clb_header *h = model->header;
     uint64_t looks = 0;
     for (uint32_t n = 0; n < h->main_ops; ++n) {
         const clb_op *op = &model->ops[n];
         int filled = op->code != CLB_OP_ATTENTION;
-        RETURN_IF(!filled && op->attention.sight != CLB_SIGHT_ALL && op->work.offset < h->cleared_bytes, 0);
+        RETURN_IF(!filled && op->attention.sight != CLB_SIGHT_ALL &&
+                      op->work.offset < h->cleared_bytes,
+                  0);
         for (uint32_t other = 0; op->code == CLB_OP_ATTENTION && other < h->main_ops; ++other) {
             const int found = fills(&model->ops[other], op);
             RETURN_IF(found < 0 || ++looks > LOOKS, 0);

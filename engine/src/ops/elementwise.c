@@ -3,9 +3,9 @@
 
 enum { CHUNK = 32 }; /* floats gathered at once where a row is strided */
 
-/* A row of `n` floats `stride` apart, as n contiguous ones: the row itself, or its copy in `buffer`. */
-CLB_STATIC_WALK const float *gather(const float *row, size_t stride, size_t n, float *buffer)
-{
+/* A row of `n` floats `stride` apart, as n contiguous ones: the row itself, or its copy in
+ * `buffer`. */
+CLB_STATIC_WALK const float *gather(const float *row, size_t stride, size_t n, float *buffer) {
     RETURN_IF(stride == 1, row);
     for (size_t i = 0; i < n; ++i) {
         buffer[i] = row[i * stride];
@@ -14,9 +14,10 @@ CLB_STATIC_WALK const float *gather(const float *row, size_t stride, size_t n, f
 }
 
 /* One innermost row of map1 (b is NULL) or map2. */
-CLB_STATIC_WALK void map_row(const clb_kernels *kernels, const clb_op *op, const float *a, const float *b, float *out)
-{
-    const size_t n = op->dims[3], sa = op->strides_a[3], sb = op->strides_b[3], so = op->strides_out[3];
+CLB_STATIC_WALK void map_row(const clb_kernels *kernels, const clb_op *op, const float *a,
+                             const float *b, float *out) {
+    const size_t n = op->dims[3], sa = op->strides_a[3], sb = op->strides_b[3],
+                 so = op->strides_out[3];
     const size_t step = sa == 1 && so == 1 && (b == NULL || sb == 1) ? n : CHUNK;
     float left[CHUNK], right[CHUNK], result[CHUNK];
     for (size_t i = 0; i < n; i += step) {
@@ -39,24 +40,27 @@ CLB_STATIC_WALK void map_row(const clb_kernels *kernels, const clb_op *op, const
     }
 }
 
-CLB_WALK void clb_map(const clb_op *op, const clb_tile *tile)
-{
+CLB_WALK void clb_map(const clb_op *op, const clb_tile *tile) {
     const int two = op->code == CLB_OP_MAP2;
     for (uint32_t row = 0; row < tile->rows; ++row) {
         for (size_t i = 0; i < op->dims[0]; ++i) {
             for (size_t j = 0; j < op->dims[1]; ++j) {
                 for (size_t k = 0; k < op->dims[2]; ++k) {
-                    map_row(tile->kernels, op, tile->a[row] + i * op->strides_a[0] + j * op->strides_a[1] + k * op->strides_a[2],
-                            two ? tile->b[row] + i * op->strides_b[0] + j * op->strides_b[1] + k * op->strides_b[2] : NULL,
-                            tile->out[row] + i * op->strides_out[0] + j * op->strides_out[1] + k * op->strides_out[2]);
+                    map_row(tile->kernels, op,
+                            tile->a[row] + i * op->strides_a[0] + j * op->strides_a[1] +
+                                k * op->strides_a[2],
+                            two ? tile->b[row] + i * op->strides_b[0] + j * op->strides_b[1] +
+                                      k * op->strides_b[2]
+                                : NULL,
+                            tile->out[row] + i * op->strides_out[0] + j * op->strides_out[1] +
+                                k * op->strides_out[2]);
                 }
             }
         }
     }
 }
 
-CLB_WALK void clb_quantize(const clb_op *op, const clb_tile *tile)
-{
+CLB_WALK void clb_quantize(const clb_op *op, const clb_tile *tile) {
     for (uint32_t row = 0; row < tile->rows; ++row) {
         tile->kernels->quantize(tile->a[row], tile->out[row], op->quantize.inputs);
     }
@@ -68,8 +72,7 @@ CLB_WALK void clb_quantize(const clb_op *op, const clb_tile *tile)
 /* Sizes and strides have a range. */
 static int map_fits(const clb_subject *s) { return clb_apart(s->op->dims, s->op->strides_out); }
 
-static void map_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS])
-{
+static void map_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
     clb_strided(&uses[CLB_A], s->op, s->op->strides_a, CLB_ALL_AXES);
     clb_strided(&uses[CLB_OUT], s->op, s->op->strides_out, CLB_ALL_AXES);
     if (s->op->code == CLB_OP_MAP2) {
@@ -77,8 +80,7 @@ static void map_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS])
     }
 }
 
-static uint64_t map_work(const clb_subject *s)
-{
+static uint64_t map_work(const clb_subject *s) {
     const clb_op *op = s->op;
     const uint64_t outer = clb_times(op->rows, (uint64_t)op->dims[0] * op->dims[1]);
     return clb_times(outer, (uint64_t)op->dims[2] * op->dims[3]);
@@ -86,8 +88,7 @@ static uint64_t map_work(const clb_subject *s)
 
 const clb_proof clb_map_proof = {map_fits, map_uses, NULL, map_work, NULL};
 
-static void quantize_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS])
-{
+static void quantize_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
     const clb_op *op = s->op;
     clb_plain(uses, op->quantize.inputs, 0, clb_record_floats(op->quantize.inputs));
     uses[CLB_OUT].cols = op->quantize.inputs;

@@ -1,8 +1,7 @@
 /* Rotary positions: pairs of a row turned by the angle of their token. */
 #include "../core/internal.h"
 
-CLB_WALK void clb_rope(const clb_op *op, uint32_t samples, const clb_frame *frame)
-{
+CLB_WALK void clb_rope(const clb_op *op, uint32_t samples, const clb_frame *frame) {
     const uint32_t n = op->rope.size, turned = op->rope.turned, half = turned / 2;
     const float *table = (const float *)(const void *)clb_tensor_at(frame, op->rope.table);
     for (uint32_t s = 0; s < samples; ++s) {
@@ -23,8 +22,7 @@ CLB_WALK void clb_rope(const clb_op *op, uint32_t samples, const clb_frame *fram
 #if !defined(COLIBRI_GENERATED)
 #include "../check/proof.h"
 
-static int rope_fits(const clb_subject *s)
-{
+static int rope_fits(const clb_subject *s) {
     const uint64_t turned = s->op->rope.turned;
     if (turned % 2 != 0 || turned > s->op->rope.size) {
         return 0;

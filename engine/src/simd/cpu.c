@@ -1,25 +1,24 @@
-/* Which kernels this processor can run. Asked once, in colibri_init; a firmware build has one answer. */
+/* Which kernels this processor can run. Asked once, in colibri_init; a firmware build has one
+ * answer. */
 #include "../core/internal.h"
 
 #if defined(CLB_X86)
 
 #include <cpuid.h>
 
-/* Whether the processor has F16C and these features of its leaf 7, and the operating system saves these registers:
- * 6 the 256-bit ones, 0xE6 the 512-bit ones too. */
-static int has(unsigned registers, unsigned in_b, unsigned in_c)
-{
+/* Whether the processor has F16C and these features of its leaf 7, and the operating system saves
+ * these registers: 6 the 256-bit ones, 0xE6 the 512-bit ones too. */
+static int has(unsigned registers, unsigned in_b, unsigned in_c) {
     unsigned a, b, c, d, low, high;
     RETURN_IF(!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_F16C), 0);
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return (low & registers) == registers && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & in_b) == in_b &&
-           (c & in_c) == in_c;
+    return (low & registers) == registers && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
+           (b & in_b) == in_b && (c & in_c) == in_c;
 }
 
 #endif
 
-const clb_kernels *clb_kernels_at(uint32_t n)
-{
+const clb_kernels *clb_kernels_at(uint32_t n) {
 #if defined(CLB_X86)
     const unsigned wide = bit_AVX2 | bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
     RETURN_IF(has(0xE6, wide, bit_AVX512VNNI) && n-- == 0, &clb_kernels_avx512);
