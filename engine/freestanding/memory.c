@@ -56,11 +56,10 @@ void *memset(void *to, int value, size_t n) {
 #endif
 
 int memcmp(const void *a, const void *b, size_t n) {
-    const uint8_t *x = a, *y = b;
+    const uint8_t *x = a;
+    const uint8_t *y = b;
     for (size_t i = 0; i < n; ++i) {
-        if (x[i] != y[i]) {
-            return x[i] < y[i] ? -1 : 1;
-        }
+        if (x[i] != y[i]) return x[i] < y[i] ? -1 : 1;
     }
     return 0;
 }

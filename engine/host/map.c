@@ -153,12 +153,8 @@ static void unguard(int number) {
 static int read_at_start(int file, uint8_t *to, size_t bytes) {
     for (size_t done = 0; done < bytes;) {
         const ssize_t n = pread(file, to + done, bytes - done, (off_t)done);
-        if (n == 0) {
-            return COLIBRI_ERR_TRUNCATED;
-        }
-        if (n < 0 && errno != EINTR) {
-            return COLIBRI_ERR_OPEN_FAILED;
-        }
+        if (n == 0) return COLIBRI_ERR_TRUNCATED;
+        if (n < 0 && errno != EINTR) return COLIBRI_ERR_OPEN_FAILED;
         done += n > 0 ? (size_t)n : 0;
     }
     return COLIBRI_OK;
@@ -169,9 +165,7 @@ static uint8_t *reserve(size_t bytes) {
     const size_t whole = bytes + HUGE;
     uint8_t *start =
         mmap(NULL, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (start == MAP_FAILED) {
-        return NULL;
-    }
+    if (start == MAP_FAILED) return NULL;
     const size_t before = align_up((size_t)start, HUGE) - (size_t)start;
     if (before > 0) {
         munmap(start, before);
@@ -186,17 +180,11 @@ static int place(clb_map *m, uint64_t meta_bytes) {
     m->span = align_up(m->bytes, page);
     m->copied = align_up((size_t)meta_bytes, page);
     uint8_t *base = reserve(m->span);
-    if (base == NULL) {
-        return COLIBRI_ERR_MMAP_FAILED;
-    }
+    if (base == NULL) return COLIBRI_ERR_MMAP_FAILED;
     m->model = base;
-    if (mprotect(base, m->copied, PROT_READ | PROT_WRITE) != 0) {
-        return COLIBRI_ERR_MMAP_FAILED;
-    }
+    if (mprotect(base, m->copied, PROT_READ | PROT_WRITE) != 0) return COLIBRI_ERR_MMAP_FAILED;
     const int error = read_at_start(m->file, base, m->copied < m->bytes ? m->copied : m->bytes);
-    if (error != COLIBRI_OK) {
-        return error;
-    }
+    if (error != COLIBRI_OK) return error;
     if (mprotect(base, m->copied, PROT_READ) != 0 ||
         (m->span > m->copied &&
          mmap(base + m->copied, m->span - m->copied, PROT_READ, MAP_PRIVATE | MAP_FIXED, m->file,
@@ -228,9 +216,7 @@ static int open_model(clb_map *m, const char *path, int options) {
     m->file =
         open(path, O_RDONLY | O_CLOEXEC |
                        O_NONBLOCK); /* so that opening a pipe does not wait for its other end */
-    if (m->file < 0 || fstat(m->file, &info) != 0) {
-        return COLIBRI_ERR_OPEN_FAILED;
-    }
+    if (m->file < 0 || fstat(m->file, &info) != 0) return COLIBRI_ERR_OPEN_FAILED;
     if (!S_ISREG(info.st_mode)) {
         errno = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
         return COLIBRI_ERR_OPEN_FAILED;
@@ -238,36 +224,24 @@ static int open_model(clb_map *m, const char *path, int options) {
     m->changed[0] = info.st_mtim.tv_sec;
     m->changed[1] = info.st_mtim.tv_nsec;
     int error = read_at_start(m->file, head, sizeof head);
-    if (error != COLIBRI_OK) {
-        return error;
-    }
+    if (error != COLIBRI_OK) return error;
     /* Of a sound header all there is to say is that a model does not end with it. */
     error = colibri_check(head, sizeof head, COLIBRI_CHECK_STRUCTURE);
-    if (error != COLIBRI_ERR_TRUNCATED) {
-        return error;
-    }
+    if (error != COLIBRI_ERR_TRUNCATED) return error;
     const clb_header *h = (const clb_header *)(const void *)head;
-    if ((uint64_t)info.st_size < h->total_bytes) {
-        return COLIBRI_ERR_TRUNCATED;
-    }
+    if ((uint64_t)info.st_size < h->total_bytes) return COLIBRI_ERR_TRUNCATED;
     m->bytes = (size_t)h->total_bytes;
     error = place(m, h->meta_bytes);
-    if (error != COLIBRI_OK) {
-        return error;
-    }
+    if (error != COLIBRI_OK) return error;
     if (memcmp(m->model, head, sizeof head) != 0) {
         return COLIBRI_ERR_CHANGED; /* the sizes above were another file's */
     }
     find_directories(m);
     if (!(options & COLIBRI_MAP_UNGUARDED)) {
         m->guard = guard_range(m);
-        if (m->guard < 0) {
-            return COLIBRI_ERR_MMAP_FAILED;
-        }
+        if (m->guard < 0) return COLIBRI_ERR_MMAP_FAILED;
     }
-    if (options & COLIBRI_MAP_UNCHECKED) {
-        return COLIBRI_OK;
-    }
+    if (options & COLIBRI_MAP_UNCHECKED) return COLIBRI_OK;
     error = colibri_check(m->model, m->bytes,
                           options & COLIBRI_MAP_WEIGHTS ? COLIBRI_CHECK_WEIGHTS
                                                         : COLIBRI_CHECK_STRUCTURE);
@@ -291,9 +265,7 @@ static void close_model(clb_map *m) {
 }
 
 int colibri_map_open(colibri_map_t *map, const char *path, int options) {
-    if (map == NULL || path == NULL) {
-        return COLIBRI_ERR_NULL;
-    }
+    if (map == NULL || path == NULL) return COLIBRI_ERR_NULL;
     clb_map *m = (clb_map *)(void *)map;
     memset(m, 0, sizeof *m);
     m->file = m->guard = -1;
@@ -312,17 +284,11 @@ const uint8_t *colibri_map_model(const colibri_map_t *map) {
 
 int colibri_map_status(const colibri_map_t *map) {
     const clb_map *m = (const clb_map *)(const void *)map;
-    if (map == NULL || m->model == NULL) {
-        return COLIBRI_ERR_NULL;
-    }
+    if (map == NULL || m->model == NULL) return COLIBRI_ERR_NULL;
     const int damage = m->guard < 0 ? COLIBRI_OK : atomic_load(&guards[m->guard].damage);
-    if (damage != COLIBRI_OK) {
-        return damage;
-    }
+    if (damage != COLIBRI_OK) return damage;
     struct stat info;
-    if (fstat(m->file, &info) != 0) {
-        return COLIBRI_ERR_READ_FAILED;
-    }
+    if (fstat(m->file, &info) != 0) return COLIBRI_ERR_READ_FAILED;
     if ((uint64_t)info.st_size <
         m->bytes) { /* the rest of a page that the file ends on reads as zeros without a fault */
         return COLIBRI_ERR_TRUNCATED;
@@ -348,7 +314,8 @@ clb_pages clb_expert_pages(const clb_map *map, const clb_expert *e) {
         e->offset + e->bytes <= map->copied) {
         return (clb_pages){0};
     }
-    const size_t page = page_bytes(), from = (size_t)e->offset / page * page;
+    const size_t page = page_bytes();
+    const size_t from = (size_t)e->offset / page * page;
     const size_t begin = from < map->copied ? map->copied : from;
     return (clb_pages){(uint8_t *)(uintptr_t)map->model + begin,
                        align_up((size_t)(e->offset + e->bytes), page) - begin};
@@ -381,16 +348,12 @@ static int for_each(colibri_map_t *map, const int32_t *experts, int count, colib
 }
 
 static int lock_pages(clb_map *m, clb_pages pages) {
-    if (mlock(pages.at, pages.bytes) == 0) {
-        return COLIBRI_OK;
-    }
+    if (mlock(pages.at, pages.bytes) == 0) return COLIBRI_OK;
     const int reason = errno;
     uint64_t bytes;
     struct rlimit limit;
     munlock(pages.at, pages.bytes); /* some of them may be */
-    if (size_of(m->file, &bytes) && bytes < m->bytes) {
-        return COLIBRI_ERR_TRUNCATED;
-    }
+    if (size_of(m->file, &bytes) && bytes < m->bytes) return COLIBRI_ERR_TRUNCATED;
     const int limited = getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
     return limited && (reason == ENOMEM || reason == EPERM) ? COLIBRI_ERR_LOCK_LIMIT
                                                             : COLIBRI_ERR_LOCK_FAILED;
@@ -404,7 +367,8 @@ static int unlock_pages(clb_map *m, clb_pages pages) {
 /* The page cache keeps pages in blocks of up to HUGE bytes, and gives up whole ones that nobody
  * maps. */
 static int release_pages(clb_map *m, clb_pages pages) {
-    const size_t offset = (size_t)(pages.at - m->model), first = offset / HUGE * HUGE;
+    const size_t offset = (size_t)(pages.at - m->model);
+    const size_t first = offset / HUGE * HUGE;
     const off_t length = (off_t)(align_up(offset + pages.bytes, HUGE) - first);
     return madvise(pages.at, pages.bytes, MADV_DONTNEED) == 0 &&
                    posix_fadvise(m->file, (off_t)first, length, POSIX_FADV_DONTNEED) == 0
@@ -441,9 +405,7 @@ static int huge_pages_are_off(void) {
 
 int colibri_map_huge_pages(colibri_map_t *map) {
     const clb_map *m = (const clb_map *)(const void *)map;
-    if (map == NULL || m->model == NULL) {
-        return COLIBRI_ERR_NULL;
-    }
+    if (map == NULL || m->model == NULL) return COLIBRI_ERR_NULL;
     uint8_t *weights = (uint8_t *)(uintptr_t)m->model + m->copied;
     const int refused =
         m->span > m->copied && madvise(weights, m->span - m->copied, MADV_HUGEPAGE) != 0;

@@ -53,9 +53,7 @@ static void take_indices(pool_t *p) {
 static unsigned await_change(pool_t *p, unsigned seen) {
     unsigned now;
     for (int spin = 0; spin < SPINS; ++spin) {
-        if ((now = atomic_load_explicit(&p->generation, memory_order_acquire)) != seen) {
-            return now;
-        }
+        if ((now = atomic_load_explicit(&p->generation, memory_order_acquire)) != seen) return now;
         pause_briefly();
     }
     /* The caller changes the generation, then looks at `sleeping`; a worker does the reverse: one
@@ -84,9 +82,7 @@ static void *work(void *arg) {
     unsigned seen = 0;
     for (;;) {
         seen = await_change(p, seen);
-        if (atomic_load(&p->stopping)) {
-            return NULL;
-        }
+        if (atomic_load(&p->stopping)) return NULL;
         /* A worker says it is here, then looks; the caller closes, then looks for workers: one of
          * them notices. So the caller never waits for a worker that has not begun, such as one
          * without a processor. */
@@ -101,9 +97,7 @@ static void *work(void *arg) {
 static int processors(void) {
 #if defined(__linux__)
     cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) {
-        return CPU_COUNT(&set);
-    }
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
 #endif
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
     return online > 0 ? (int)online : 1;

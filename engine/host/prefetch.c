@@ -122,7 +122,8 @@ static void fetch(prefetcher *p, const clb_expert *e) {
 static void *work(void *arg) {
     prefetcher *p = arg;
     const int number = atomic_fetch_add(&p->threads, 1);
-    const struct timespec soon = {.tv_nsec = 50000}, later = {.tv_nsec = 1000000};
+    const struct timespec soon = {.tv_nsec = 50000};
+    const struct timespec later = {.tv_nsec = 1000000};
     for (int looks = 0; !atomic_load_explicit(&p->stopping, memory_order_relaxed);) {
         const clb_expert *e = colibri_ring_pop(&p->ring);
         if (e != NULL) {
@@ -153,9 +154,7 @@ static void advise_experts(const clb_map *m, int advice) {
 int colibri_prefetch_start(colibri_prefetch_t *prefetch, colibri_map_t *map, int threads) {
     prefetcher *p = (prefetcher *)(void *)prefetch;
     const clb_map *m = (const clb_map *)(const void *)map;
-    if (prefetch == NULL || map == NULL || m->model == NULL) {
-        return COLIBRI_ERR_NULL;
-    }
+    if (prefetch == NULL || map == NULL || m->model == NULL) return COLIBRI_ERR_NULL;
     memset(p, 0, sizeof *p);
     colibri_ring_init(&p->ring, p->slots, WAITING);
     p->map = m;
@@ -164,7 +163,8 @@ int colibri_prefetch_start(colibri_prefetch_t *prefetch, colibri_map_t *map, int
                        : threads > COLIBRI_PREFETCH_MOST ? COLIBRI_PREFETCH_MOST
                                                          : threads;
     /* The caller's signals are not for these threads; what a fault raises cannot be blocked. */
-    sigset_t all, before;
+    sigset_t all;
+    sigset_t before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int started = 0;
@@ -212,9 +212,7 @@ static void announce(prefetcher *p, uint32_t first, uint32_t limit, const int32_
 
 void colibri_prefetch_announce(void *user, int layer, const int32_t *experts, int tokens, int k) {
     prefetcher *p = user;
-    if (p->map == NULL || layer < 0 || (uint32_t)layer >= p->map->layer_count) {
-        return;
-    }
+    if (p->map == NULL || layer < 0 || (uint32_t)layer >= p->map->layer_count) return;
     const clb_layer *l = &p->map->layers[layer];
     if (l->first_expert <= p->map->expert_count &&
         l->experts <= p->map->expert_count - l->first_expert) {

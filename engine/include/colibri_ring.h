@@ -76,9 +76,7 @@ static inline void colibri_ring_init(colibri_ring_t *ring, colibri_ring_slot *sl
 static inline int colibri_ring_push(colibri_ring_t *ring, void *pointer) {
     const uint32_t pushed = COLIBRI_RING_LOAD(&ring->pushed, relaxed);
     /* acquire: whoever took the slot's old pointer has done so before it is overwritten */
-    if (pushed - COLIBRI_RING_LOAD(&ring->popped, acquire) >= ring->count) {
-        return 0;
-    }
+    if (pushed - COLIBRI_RING_LOAD(&ring->popped, acquire) >= ring->count) return 0;
     COLIBRI_RING_STORE(&ring->slots[pushed & (ring->count - 1)], pointer, relaxed);
     COLIBRI_RING_STORE(&ring->pushed, pushed + 1, release);
     return 1;
@@ -90,9 +88,7 @@ static inline void *colibri_ring_pop(colibri_ring_t *ring) {
     while (popped != COLIBRI_RING_LOAD(&ring->pushed, acquire)) {
         /* May be another's by now, even overwritten: then the replacement fails. */
         void *pointer = COLIBRI_RING_LOAD(&ring->slots[popped & (ring->count - 1)], relaxed);
-        if (COLIBRI_RING_REPLACE(&ring->popped, &popped, popped + 1)) {
-            return pointer;
-        }
+        if (COLIBRI_RING_REPLACE(&ring->popped, &popped, popped + 1)) return pointer;
     }
     return 0;
 }

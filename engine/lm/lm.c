@@ -16,18 +16,10 @@ static int is_ready(const colibri_context_t *ctx) { return ctx != NULL && ctx->m
 /* Whether these tokens can follow `position` others. */
 static int fits(const colibri_context_t *ctx, uint32_t position, const int32_t *tokens, int count) {
     const uint32_t most = ctx->context_tokens;
-    if (tokens == NULL) {
-        return COLIBRI_ERR_NULL;
-    }
-    if (ctx->busy) {
-        return COLIBRI_ERR_BUSY;
-    }
-    if (count < 1) {
-        return COLIBRI_ERR_BATCH;
-    }
-    if (position > most || (uint32_t)count > most - position) {
-        return COLIBRI_ERR_CONTEXT;
-    }
+    if (tokens == NULL) return COLIBRI_ERR_NULL;
+    if (ctx->busy) return COLIBRI_ERR_BUSY;
+    if (count < 1) return COLIBRI_ERR_BATCH;
+    if (position > most || (uint32_t)count > most - position) return COLIBRI_ERR_CONTEXT;
     for (int i = 0; i < count; ++i) {
         if (ctx->input_size != 1 || tokens[i] < 0 || (uint32_t)tokens[i] >= ctx->output_size) {
             return COLIBRI_ERR_TOKEN;
@@ -45,19 +37,11 @@ static void run(colibri_context_t *ctx, const int32_t *tokens, int count, float 
 }
 
 int colibri_lm_source(colibri_context_t *ctx, const int32_t *tokens, int count) {
-    if (!is_ready(ctx)) {
-        return COLIBRI_ERR_NULL;
-    }
-    if (header_of(ctx)->encoder_ops == 0) {
-        return COLIBRI_ERR_SOURCE;
-    }
+    if (!is_ready(ctx)) return COLIBRI_ERR_NULL;
+    if (header_of(ctx)->encoder_ops == 0) return COLIBRI_ERR_SOURCE;
     const int error = fits(ctx, 0, tokens, count);
-    if (error != COLIBRI_OK) {
-        return error;
-    }
-    if (count > ctx->max_batch || count > CHUNK) {
-        return COLIBRI_ERR_BATCH;
-    }
+    if (error != COLIBRI_OK) return error;
+    if (count > ctx->max_batch || count > CHUNK) return COLIBRI_ERR_BATCH;
     float none; /* this run has no output */
     ctx->source = ctx->position = 0;
     run(ctx, tokens, count, &none);
@@ -73,16 +57,10 @@ static int largest_chunk(const colibri_context_t *ctx) {
 }
 
 int colibri_lm_evaluate(colibri_context_t *ctx, const int32_t *tokens, int count, float *logits) {
-    if (!is_ready(ctx) || logits == NULL) {
-        return COLIBRI_ERR_NULL;
-    }
+    if (!is_ready(ctx) || logits == NULL) return COLIBRI_ERR_NULL;
     const int error = fits(ctx, ctx->position, tokens, count);
-    if (error != COLIBRI_OK) {
-        return error;
-    }
-    if (header_of(ctx)->encoder_ops != 0 && ctx->source == 0) {
-        return COLIBRI_ERR_SOURCE;
-    }
+    if (error != COLIBRI_OK) return error;
+    if (header_of(ctx)->encoder_ops != 0 && ctx->source == 0) return COLIBRI_ERR_SOURCE;
     const int32_t tail = ctx->tail;
     const int most = largest_chunk(ctx);
     ctx->tail = 1;
@@ -111,25 +89,17 @@ static int reaches(const clb_op *op, uint32_t position, uint32_t end) {
 }
 
 int colibri_lm_rewind(colibri_context_t *ctx, int position) {
-    if (!is_ready(ctx)) {
-        return COLIBRI_ERR_NULL;
-    }
-    if (ctx->busy) {
-        return COLIBRI_ERR_BUSY;
-    }
+    if (!is_ready(ctx)) return COLIBRI_ERR_NULL;
+    if (ctx->busy) return COLIBRI_ERR_BUSY;
     const uint32_t to = (uint32_t)position;
-    if (position < 0 || to > ctx->position) {
-        return COLIBRI_ERR_REWIND;
-    }
+    if (position < 0 || to > ctx->position) return COLIBRI_ERR_REWIND;
     const clb_header *header = header_of(ctx);
     if (to > 0 && header->context_tokens == CLB_LIMIT) {
         return COLIBRI_ERR_REWIND; /* its firmware may have no records */
     }
     const clb_op *ops = (const clb_op *)(const void *)(ctx->model + header->ops_offset);
     for (uint32_t n = 0; n < header->main_ops && to > 0; ++n) {
-        if (!reaches(&ops[n], to, ctx->position)) {
-            return COLIBRI_ERR_REWIND;
-        }
+        if (!reaches(&ops[n], to, ctx->position)) return COLIBRI_ERR_REWIND;
     }
     ctx->position = to;
     return COLIBRI_OK;
@@ -147,9 +117,7 @@ static void sift(const float *weights, int32_t *heap, int n, int at) {
     const int32_t moved = heap[at];
     for (int child; (child = 2 * at + 1) < n; at = child) {
         child += child + 1 < n && before(weights, heap[child + 1], heap[child]);
-        if (!before(weights, heap[child], moved)) {
-            break;
-        }
+        if (!before(weights, heap[child], moved)) break;
         heap[at] = heap[child];
     }
     heap[at] = moved;
@@ -234,9 +202,7 @@ static candidates all_tokens(const float *weights, int32_t *heap, int n, float t
 }
 
 static void keep_first(candidates *c, int count) {
-    if (count <= 0 || count >= c->n) {
-        return;
-    }
+    if (count <= 0 || count >= c->n) return;
     c->kept = count;
     c->total = 0.0f;
     for (int i = 0; i < count; ++i) {
@@ -250,9 +216,7 @@ static void keep_likely(candidates *c, float top_p, float min_p) {
     const float share = has_share ? top_p * c->total : clb_inf();
     float sum = 0.0f;
     int count = 0;
-    if (!has_share && !(min_p > 0.0f)) {
-        return;
-    }
+    if (!has_share && !(min_p > 0.0f)) return;
     while (count < c->kept && sum < share && weight_at(c, count) >= min_p) {
         sum += weight_at(c, count);
         ++count;
@@ -267,9 +231,7 @@ static int32_t drawn_at(candidates *c, float share) {
     float sum = 0.0f;
     for (int i = 0; i < c->kept - 1; ++i) {
         sum += weight_at(c, i);
-        if (sum > drawn) {
-            return token_at(c, i);
-        }
+        if (sum > drawn) return token_at(c, i);
     }
     return token_at(c, c->kept - 1);
 }
@@ -279,9 +241,7 @@ static int32_t sample(colibri_sampler_t *s, float *logits, int n, int32_t *scrat
         penalise(s, logits, n, scratch);
     }
     const int32_t best = likeliest(logits, n);
-    if (!(s->temperature > 0.0f)) {
-        return best;
-    }
+    if (!(s->temperature > 0.0f)) return best;
     const float total = weigh(s, logits, n, best);
     candidates c = all_tokens(logits, scratch, n, total);
     keep_first(&c, s->top_k);

@@ -28,21 +28,15 @@ static void put_token(const clb_tokenizer *t, uint32_t id, int drop_first, int d
 
 /* Whether an id has no bytes. Models have more logits than there are tokens. */
 static int is_left_out(const clb_tokenizer *t, uint32_t id, int options) {
-    if (id >= t->head->vocab || !(t->kinds[id] & TOKEN_PRESENT)) {
-        return 1;
-    }
+    if (id >= t->head->vocab || !(t->kinds[id] & TOKEN_PRESENT)) return 1;
     return options & COLIBRI_TOKENIZER_SKIP_SPECIAL && t->kinds[id] & TOKEN_SPECIAL;
 }
 
 int colibri_tokenizer_decode(const colibri_tokenizer_t *tokenizer, const int32_t *ids, size_t count,
                              int options, char *out, size_t room, size_t *bytes) {
     const clb_tokenizer *t = opened(tokenizer);
-    if (t == NULL || (ids == NULL && count > 0)) {
-        return COLIBRI_ERR_NULL;
-    }
-    if ((out == NULL && room > 0) || bytes == NULL) {
-        return COLIBRI_ERR_NULL;
-    }
+    if (t == NULL || (ids == NULL && count > 0)) return COLIBRI_ERR_NULL;
+    if ((out == NULL && room > 0) || bytes == NULL) return COLIBRI_ERR_NULL;
     const uint32_t flags = options & COLIBRI_TOKENIZER_CONTINUE ? 0 : t->head->flags;
     output o = {out, room, 0};
     int first = 1;
@@ -75,20 +69,14 @@ int colibri_tokenizer_ends(const colibri_tokenizer_t *tokenizer, int32_t id) {
     const clb_tokenizer *t = opened(tokenizer);
     const uint32_t ends = t == NULL || id < 0 ? 0 : t->head->eos;
     for (uint32_t n = 0; n < ends; ++n) {
-        if (t->eos[n] == (uint32_t)id) {
-            return 1;
-        }
+        if (t->eos[n] == (uint32_t)id) return 1;
     }
     return 0;
 }
 
 int colibri_tokenizer_special(const colibri_tokenizer_t *tokenizer, int32_t id) {
     const clb_tokenizer *t = opened(tokenizer);
-    if (t == NULL || id < 0) {
-        return 0;
-    }
-    if ((uint32_t)id >= t->head->vocab) {
-        return 1;
-    }
+    if (t == NULL || id < 0) return 0;
+    if ((uint32_t)id >= t->head->vocab) return 1;
     return (t->kinds[id] & (TOKEN_PRESENT | TOKEN_SPECIAL)) != TOKEN_PRESENT;
 }

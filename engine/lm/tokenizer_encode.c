@@ -10,9 +10,7 @@ static void encode_text(clb_encoder *e, const uint8_t *text, size_t size) {
         while (level > 0 && at == ends[level]) {
             --level;
         }
-        if (at == ends[level]) {
-            break;
-        }
+        if (at == ends[level]) break;
         if (level == stages) {
             clb_encode_piece(e, text + at, ends[level] - at);
             at = ends[level];
@@ -50,9 +48,7 @@ static size_t plain_spaces(uint8_t *text, size_t size) {
 
 static int has_metaspace(const uint8_t *text, size_t size) {
     for (size_t at = 0; at < size; ++at) {
-        if (is_metaspace(text + at, size - at)) {
-            return 1;
-        }
+        if (is_metaspace(text + at, size - at)) return 1;
     }
     return 0;
 }
@@ -86,13 +82,9 @@ static const uint8_t *normalised(clb_encoder *e, const uint8_t *text, size_t *si
     const size_t space = prefix == FLAG_PREFIX_ALWAYS ? 1 : 0;
     const int nfc = flags & FLAG_NFC && clb_nfc_needed(e->t, text, *size);
     const int marks = flags & FLAG_METASPACE && has_metaspace(text, *size);
-    if (!nfc && !marks && !space) {
-        return text;
-    }
+    if (!nfc && !marks && !space) return text;
     uint8_t *copy = nfc ? composed(e, text, size, space) : copied(e, text, *size, space);
-    if (copy == NULL) {
-        return NULL;
-    }
+    if (copy == NULL) return NULL;
     if (space) {
         copy[0] = ' ';
     }
@@ -105,9 +97,7 @@ static const uint8_t *normalised(clb_encoder *e, const uint8_t *text, size_t *si
 
 static int lacks_space(const clb_encoder *e, uint8_t first, int at_start) {
     const uint32_t flags = e->t->head->flags;
-    if (!(flags & FLAG_PREFIX_MISSING) || first == ' ') {
-        return 0;
-    }
+    if (!(flags & FLAG_PREFIX_MISSING) || first == ' ') return 0;
     return !(flags & FLAG_PREFIX_START) || at_start;
 }
 
@@ -133,9 +123,7 @@ static clb_finder find_added(const clb_encoder *e, const uint8_t *text, size_t s
 static int next_text(clb_encoder *e, clb_finder *f, size_t *begin, size_t *end) {
     uint32_t token;
     while (e->error == COLIBRI_OK && clb_next_part(f, &e->budget, begin, end, &token)) {
-        if (token == CLB_NONE) {
-            return 1;
-        }
+        if (token == CLB_NONE) return 1;
         emit(e, token);
     }
     return 0;
@@ -146,9 +134,7 @@ static void encode_section(clb_encoder *e, const uint8_t *text, size_t size, int
     size_t begin;
     size_t end;
     text = normalised(e, text, &size);
-    if (text == NULL) {
-        return;
-    }
+    if (text == NULL) return;
     clb_finder f = find_added(e, text, size, 1);
     while (next_text(e, &f, &begin, &end)) {
         uint8_t *const before = e->free;
@@ -185,9 +171,7 @@ static size_t valid_bytes(const uint8_t *text, size_t size) {
             }
         }
         const size_t length = clb_utf8_check(text + at, size - at, &bad);
-        if (length == 0) {
-            break;
-        }
+        if (length == 0) break;
         at += length;
     }
     return at;
@@ -199,9 +183,7 @@ static const uint8_t *repaired(clb_encoder *e, const uint8_t *text, size_t *size
     uint8_t *copy = e->free;
     size_t at = valid_bytes(text, *size);
     size_t end = at;
-    if (at == *size) {
-        return text;
-    }
+    if (at == *size) return text;
     if (e->left < at) {
         e->error = COLIBRI_ERR_SCRATCH;
         return NULL;
@@ -257,12 +239,8 @@ int colibri_tokenizer_encode(const colibri_tokenizer_t *tokenizer, const char *t
                              int options, int32_t *ids, size_t room, size_t *count, void *scratch,
                              size_t scratch_bytes) {
     const clb_tokenizer *t = opened(tokenizer);
-    if (t == NULL || count == NULL || is_missing(text, bytes)) {
-        return COLIBRI_ERR_NULL;
-    }
-    if (is_missing(ids, room) || is_missing(scratch, scratch_bytes)) {
-        return COLIBRI_ERR_NULL;
-    }
+    if (t == NULL || count == NULL || is_missing(text, bytes)) return COLIBRI_ERR_NULL;
+    if (is_missing(ids, room) || is_missing(scratch, scratch_bytes)) return COLIBRI_ERR_NULL;
     clb_encoder e = {.t = t,
                      .options = options,
                      .ids = ids,
@@ -272,12 +250,8 @@ int colibri_tokenizer_encode(const colibri_tokenizer_t *tokenizer, const char *t
                      .budget = {((uint64_t)bytes + 64) * 512}};
     *count = 0;
     encode_all(&e, (const uint8_t *)text, bytes);
-    if (e.error != COLIBRI_OK) {
-        return e.error;
-    }
-    if (e.budget.left == 0) {
-        return COLIBRI_ERR_TOO_SLOW;
-    }
+    if (e.error != COLIBRI_OK) return e.error;
+    if (e.budget.left == 0) return COLIBRI_ERR_TOO_SLOW;
     *count = e.count;
     return e.count > room ? COLIBRI_ERR_OUTPUT : COLIBRI_OK;
 }

@@ -30,9 +30,7 @@ static uint32_t find_token(const clb_tokenizer *t, const uint8_t *bytes, size_t 
     h ^= h >> 13;
     const uint32_t *slot = t->hash + ((uint64_t)h * t->head->hash_slots >> 32);
     for (uint32_t n = 0; n < t->head->hash_probes && slot[n] != CLB_NONE; ++n) {
-        if (has_bytes(t, slot[n], bytes, size)) {
-            return slot[n];
-        }
+        if (has_bytes(t, slot[n], bytes, size)) return slot[n];
     }
     return CLB_NONE;
 }
@@ -44,9 +42,7 @@ static const clb_tok_merge *find_merge(const clb_tokenizer *t, uint32_t left, ui
     h ^= h >> 16;
     const clb_tok_merge *m = t->merges + ((uint64_t)h * t->head->merge_slots >> 32);
     for (uint32_t n = 0; n < t->head->merge_probes && m[n].left != CLB_NONE; ++n) {
-        if (m[n].left == left && m[n].right == right) {
-            return &m[n];
-        }
+        if (m[n].left == left && m[n].right == right) return &m[n];
     }
     return NULL;
 }
@@ -81,9 +77,7 @@ static uint32_t best_below(const symbols *s, uint32_t node) {
 static void update(symbols *s, uint32_t n) {
     for (uint32_t node = (n + s->size) / 2; node > 0; node /= 2) {
         const uint32_t best = best_below(s, node);
-        if (best == s->tree[node] && best != n) {
-            break;
-        }
+        if (best == s->tree[node] && best != n) break;
         s->tree[node] = best;
     }
 }
@@ -115,9 +109,7 @@ static uint32_t character_symbols(const clb_tokenizer *t, const uint8_t *text, s
 /* The symbols that text begins as. */
 static uint32_t first_symbols(const clb_tokenizer *t, const uint8_t *text, size_t size,
                               uint32_t *ids) {
-    if (!(t->head->flags & FLAG_BYTE_LEVEL)) {
-        return character_symbols(t, text, size, ids);
-    }
+    if (!(t->head->flags & FLAG_BYTE_LEVEL)) return character_symbols(t, text, size, ids);
     for (size_t n = 0; n < size; ++n) {
         ids[n] = t->byte_ids[text[n]];
     }
@@ -131,14 +123,10 @@ static int begin_symbols(clb_encoder *e, symbols *s, const uint8_t *text, size_t
         return 0;
     }
     s->ids = clb_take(e, size * sizeof *s->ids);
-    if (s->ids == NULL) {
-        return 0;
-    }
+    if (s->ids == NULL) return 0;
     s->size = first_symbols(e->t, text, size, s->ids);
     s->next = clb_take(e, (size_t)s->size * 4 * sizeof *s->next);
-    if (s->next == NULL) {
-        return 0;
-    }
+    if (s->next == NULL) return 0;
     s->previous = s->next + s->size;
     s->ranks = s->previous + s->size;
     s->tree = s->ranks + s->size;

@@ -17,9 +17,7 @@ static int is_space(uint32_t c) {
         {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000},
     };
     for (size_t n = 0; n < sizeof ranges / sizeof ranges[0]; ++n) {
-        if (c >= ranges[n][0] && c <= ranges[n][1]) {
-            return 1;
-        }
+        if (c >= ranges[n][0] && c <= ranges[n][1]) return 1;
     }
     return 0;
 }
@@ -43,15 +41,9 @@ static int is_word_at(const clb_finder *f, size_t at) {
  * whole words. */
 static int stands_alone(const clb_finder *f, const clb_tok_node *node, size_t start, size_t stop) {
     const int last = stop == f->size;
-    if (within_character(f->text[start]) || (!last && within_character(f->text[stop]))) {
-        return 0;
-    }
-    if (!(node->flags & ADDED_SINGLE_WORD)) {
-        return 1;
-    }
-    if (start > 0 && is_word_at(f, before(f->text, start))) {
-        return 0;
-    }
+    if (within_character(f->text[start]) || (!last && within_character(f->text[stop]))) return 0;
+    if (!(node->flags & ADDED_SINGLE_WORD)) return 1;
+    if (start > 0 && is_word_at(f, before(f->text, start))) return 0;
     return last || !is_word_at(f, stop);
 }
 
@@ -62,9 +54,7 @@ static const clb_tok_node *child(const clb_tokenizer *t, uint32_t first, uint32_
         const uint32_t half = count / 2;
         const clb_tok_node *middle = &t->nodes[first + half];
         ++*steps;
-        if (middle->byte == byte) {
-            return middle;
-        }
+        if (middle->byte == byte) return middle;
         first += middle->byte < byte ? half + 1 : 0;
         count = middle->byte < byte ? count - half - 1 : half;
     }
@@ -81,9 +71,7 @@ static const clb_tok_node *longest(const clb_finder *f, size_t at, size_t *lengt
     uint32_t count = f->normalised ? h->normal_nodes : h->raw_nodes;
     for (size_t n = 0; n < most; ++n) {
         const clb_tok_node *node = child(f->t, first, count, f->text[at + n], steps);
-        if (node == NULL) {
-            break;
-        }
+        if (node == NULL) break;
         if (node->token != CLB_NONE) {
             found = node;
             *length = n + 1;
@@ -117,9 +105,7 @@ static int take_spaces(const clb_finder *f, clb_budget *budget, added_token *tok
             token->start = before(f->text, token->start);
         }
     }
-    if (!(token->node->flags & ADDED_RSTRIP)) {
-        return 1;
-    }
+    if (!(token->node->flags & ADDED_RSTRIP)) return 1;
     while (token->stop < f->size && is_space_at(f, token->stop)) {
         token->stop += utf8_step(f->text + token->stop, f->text + f->size);
     }
@@ -133,16 +119,10 @@ static int find_here(clb_finder *f, clb_budget *budget, added_token *token) {
     size_t steps = 1;
     const clb_tok_node *node = longest(f, start, &length, &steps);
     *token = (added_token){NULL, start, start + length};
-    if (!spend(budget, steps)) {
-        return 0;
-    }
+    if (!spend(budget, steps)) return 0;
     f->at = node == NULL ? start + 1 : token->stop;
-    if (node == NULL || (node->flags & ADDED_SPECIAL && !f->special)) {
-        return 1;
-    }
-    if (!stands_alone(f, node, start, token->stop)) {
-        return 1;
-    }
+    if (node == NULL || (node->flags & ADDED_SPECIAL && !f->special)) return 1;
+    if (!stands_alone(f, node, start, token->stop)) return 1;
     token->node = node;
     return take_spaces(f, budget, token);
 }
@@ -151,12 +131,8 @@ static int find_here(clb_finder *f, clb_budget *budget, added_token *token) {
 static int find_next(clb_finder *f, clb_budget *budget, added_token *token) {
     *token = (added_token){NULL, f->size, f->size};
     for (skip_plain_text(f); f->at < f->size; skip_plain_text(f)) {
-        if (!find_here(f, budget, token)) {
-            return 0;
-        }
-        if (token->node != NULL) {
-            return 1;
-        }
+        if (!find_here(f, budget, token)) return 0;
+        if (token->node != NULL) return 1;
     }
     return 1;
 }
@@ -165,12 +141,8 @@ int clb_next_part(clb_finder *f, clb_budget *budget, size_t *begin, size_t *end,
     added_token found;
     *token = f->token;
     f->token = CLB_NONE;
-    if (*token != CLB_NONE) {
-        return 1;
-    }
-    if (!find_next(f, budget, &found)) {
-        return 0;
-    }
+    if (*token != CLB_NONE) return 1;
+    if (!find_next(f, budget, &found)) return 0;
     const int last = found.node == NULL;
     *begin = f->done;
     *end = last ? f->size : found.start;
@@ -203,9 +175,7 @@ static size_t match(const clb_tokenizer *t, uint32_t stage, const uint8_t *text,
             last = at;
         }
         state = entry & ~MATCHED;
-        if (state == 0) {
-            break;
-        }
+        if (state == 0) break;
         at += utf8_step(text + at, text + end);
         skipping = skipping && (*resume == begin || state == (table[columns + class] & ~MATCHED));
         if (skipping) {
@@ -232,9 +202,7 @@ size_t clb_next_piece(const clb_tokenizer *t, uint32_t stage, const uint8_t *tex
     *keep = t->stages[stage].keep != KEEP_MATCHES;
     while (resume < end) {
         const size_t at = resume;
-        if (match(t, stage, text, at, end, budget, &resume) > at) {
-            return at;
-        }
+        if (match(t, stage, text, at, end, budget, &resume) > at) return at;
     }
     return end;
 }

@@ -4,19 +4,13 @@
 size_t clb_utf8_check(const uint8_t *p, size_t left, size_t *bad) {
     const uint8_t lead = p[0];
     *bad = 1;
-    if (lead < 0x80) {
-        return 1;
-    }
-    if (lead < 0xC2 || lead > 0xF4) {
-        return 0;
-    }
+    if (lead < 0x80) return 1;
+    if (lead < 0xC2 || lead > 0xF4) return 0;
     /* The second byte rules out overlong forms, surrogates and what lies beyond U+10FFFF. */
     const uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
     const uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
     const size_t length = utf8_length(lead);
-    if (left < 2 || p[1] < low || p[1] > high) {
-        return 0;
-    }
+    if (left < 2 || p[1] < low || p[1] > high) return 0;
     for (size_t n = 2; n < length; ++n) {
         if (n >= left || !within_character(p[n])) {
             *bad = n;
@@ -230,9 +224,7 @@ static place end_of_marks(const clb_tokenizer *t, const uint8_t *text, place fro
     for (place p = from; p.at < end; after = p) {
         uint32_t order;
         next_point(t, text, end, &p, &order);
-        if (order == 0) {
-            break;
-        }
+        if (order == 0) break;
         *present |= (uint64_t)1 << order;
     }
     return after;
@@ -244,9 +236,7 @@ static place feed_marks(composer *c, const uint8_t *text, place from, size_t end
     uint64_t present = 0;
     const place after = end_of_marks(c->t, text, from, end, &present);
     for (uint32_t wanted = 1; wanted <= MOST_ORDER; ++wanted) {
-        if (!(present >> wanted & 1)) {
-            continue;
-        }
+        if (!(present >> wanted & 1)) continue;
         for (place p = from; is_before(p, after);) {
             uint32_t order;
             const uint32_t point = next_point(c->t, text, end, &p, &order);
@@ -298,9 +288,7 @@ static size_t next_standing(const clb_tokenizer *t, const uint8_t *text, size_t 
 
 /* Copies text as it is; 0 where `room` does not suffice. */
 static int copy_plain(composer *c, const uint8_t *text, size_t size) {
-    if (c->room - c->end < size) {
-        return 0;
-    }
+    if (c->room - c->end < size) return 0;
     memcpy(c->out + c->end, text, size);
     c->end += size;
     return 1;
@@ -315,9 +303,7 @@ int clb_nfc(const clb_tokenizer *t, const uint8_t *text, size_t size, uint8_t *o
         size_t base = done;
         const size_t change = next_change(t, text, done, size, &base);
         const size_t plain = change < size ? base : size;
-        if (!copy_plain(&c, text + done, plain - done)) {
-            return 0;
-        }
+        if (!copy_plain(&c, text + done, plain - done)) return 0;
         done = plain;
         if (change < size) {
             done = next_standing(t, text, change, size);

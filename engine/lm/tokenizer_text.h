@@ -23,26 +23,16 @@ static inline size_t utf8_step(const uint8_t *p, const uint8_t *end) {
 
 /* The character at `p`, which is before `end`; U+FFFD where it is cut off or none. */
 static inline uint32_t utf8_read(const uint8_t *p, const uint8_t *end) {
-    if (p[0] < 0x80) {
-        return p[0];
-    }
-    if (utf8_length(p[0]) > (size_t)(end - p)) {
-        return REPLACEMENT;
-    }
-    if (p[0] < 0xE0) {
-        return (p[0] & 31u) << 6 | (p[1] & 63u);
-    }
-    if (p[0] < 0xF0) {
-        return (p[0] & 15u) << 12 | (p[1] & 63u) << 6 | (p[2] & 63u);
-    }
+    if (p[0] < 0x80) return p[0];
+    if (utf8_length(p[0]) > (size_t)(end - p)) return REPLACEMENT;
+    if (p[0] < 0xE0) return (p[0] & 31u) << 6 | (p[1] & 63u);
+    if (p[0] < 0xF0) return (p[0] & 15u) << 12 | (p[1] & 63u) << 6 | (p[2] & 63u);
     const uint32_t c = (p[0] & 7u) << 18 | (p[1] & 63u) << 12 | (p[2] & 63u) << 6 | (p[3] & 63u);
     return c <= LAST_POINT ? c : REPLACEMENT;
 }
 
 static inline uint32_t class_of(const clb_tokenizer *t, const uint8_t *p, const uint8_t *end) {
-    if (*p < 0x80) {
-        return t->ascii[*p];
-    }
+    if (*p < 0x80) return t->ascii[*p];
     const uint32_t c = utf8_read(p, end);
     return t->class_blocks[(uint32_t)t->class_index[c >> 8] << 8 | (c & 255u)];
 }

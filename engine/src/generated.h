@@ -25,7 +25,7 @@
  * program. */
 static inline int clb_read_header(const uint8_t *model, const clb_header **header) {
     *header = (const clb_header *)(const void *)colibri_model;
-    RETURN_IF(model != colibri_model, COLIBRI_ERR_MAGIC);
+    if (model != colibri_model) return COLIBRI_ERR_MAGIC;
     return (*header)->header_crc == CLB_DIGEST ? COLIBRI_OK : COLIBRI_ERR_HEADER;
 }
 
@@ -70,7 +70,7 @@ static const struct {
  * too. */
 int colibri_check_flash(colibri_scan_t *scan, uint32_t bytes) {
     enum { PARTS = sizeof parts / sizeof parts[0] };
-    RETURN_IF(scan == NULL, COLIBRI_ERR_NULL);
+    if (scan == NULL) return COLIBRI_ERR_NULL;
     if (scan->part >= PARTS ||
         scan->at >= parts[scan->part].bytes) { /* no scan, or that of another model */
         scan->part = scan->at = scan->crc = 0;
@@ -81,9 +81,7 @@ int colibri_check_flash(colibri_scan_t *scan, uint32_t bytes) {
         scan->crc = clb_crc32_on(scan->crc, parts[n].bytes_at + scan->at, count);
         scan->at += count;
         bytes -= count;
-        if (scan->at < parts[n].bytes) {
-            break;
-        }
+        if (scan->at < parts[n].bytes) break;
         if (scan->crc != parts[n].crc) {
             result = COLIBRI_ERR_CHECKSUM;
             ++scan->faults;

@@ -16,18 +16,21 @@ static int section(const clb_header *h, uint32_t offset, uint64_t count, uint64_
  * have no way past it. */
 static int name_fits(const uint8_t *name, uint32_t bytes) {
     uint32_t at = 0;
-    RETURN_IF(name[0] == 0 || name[bytes - 1] != 0, 0);
+    if (name[0] == 0 || name[bytes - 1] != 0) return 0;
     while (name[at] != 0) {
-        const uint8_t first = name[at++], next = name[at];
+        const uint8_t first = name[at++];
+        const uint8_t next = name[at];
         const uint32_t trail = first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : first >= 0x80 ? 1 : 0;
         const int low = (first == 0xC2 || first == 0xE0 || first == 0xF0) &&
                         next < (first == 0xF0 ? 0x90 : 0xA0);
         const int high = (first == 0xED && next >= 0xA0) || (first == 0xF4 && next >= 0x90);
-        RETURN_IF(first < 0x20 || (first >= 0x7F && first < 0xC2) || first > 0xF4 || low || high,
-                  0);
+        if (first < 0x20 || (first >= 0x7F && first < 0xC2) || first > 0xF4 || low || high) {
+            return 0;
+        }
         for (const uint32_t end = at + trail; at < end; ++at) {
-            RETURN_IF((name[at] & 0xC0) != 0x80,
-                      0); /* as a zero is, so that nothing behind it is looked at */
+            if ((name[at] & 0xC0) != 0x80) {
+                return 0;
+            } /* as a zero is, so that nothing behind it is looked at */
         }
     }
     for (; at < bytes && name[at] == 0; ++at) {
@@ -38,12 +41,12 @@ static int name_fits(const uint8_t *name, uint32_t bytes) {
 static int ports(const clb_port *port, uint32_t count, uint64_t floats) {
     for (uint32_t n = 0; n < count; ++n) {
         uint64_t product = 1;
-        RETURN_IF(!name_fits(port[n].name, sizeof port[n].name), 0);
-        RETURN_IF(port[n].rank > 6 || !clb_within(port[n].dims, port[n].rank, 1, CLB_LIMIT), 0);
+        if (!name_fits(port[n].name, sizeof port[n].name)) return 0;
+        if (port[n].rank > 6 || !clb_within(port[n].dims, port[n].rank, 1, CLB_LIMIT)) return 0;
         for (uint32_t axis = 0; axis < port[n].rank && product <= CLB_LIMIT; ++axis) {
             product *= port[n].dims[axis];
         }
-        RETURN_IF(port[n].floats != product || product > CLB_LIMIT || product > floats, 0);
+        if (port[n].floats != product || product > CLB_LIMIT || product > floats) return 0;
         floats -= product;
     }
     return floats == 0;
@@ -63,60 +66,62 @@ static int certificate_fits(const clb_model *m, uint64_t choices) {
     const uint64_t bytes =
         sizeof(clb_golden) + (uint64_t)h->input_floats * sizeof(float) + (choices + 1) / 2 * 4;
     for (uint32_t n = 0; n < h->golden_rows; ++n) {
-        RETURN_IF(h->golden_bytes != bytes, 0);
+        if (h->golden_bytes != bytes) return 0;
         const uint8_t *row = m->bytes + h->golden_offset + (uint64_t)n * bytes;
-        RETURN_IF(((const clb_golden *)(const void *)row)->choices != choices, 0);
+        if (((const clb_golden *)(const void *)row)->choices != choices) return 0;
     }
     return 1;
 }
 
 /* By itself, for its stack need not stay for the proof of the order. */
 static __attribute__((noinline)) int structure(const uint8_t *model, uint64_t size, clb_model *m) {
-    RETURN_IF(model != NULL && size < sizeof(clb_header), COLIBRI_ERR_TRUNCATED);
+    if (model != NULL && size < sizeof(clb_header)) return COLIBRI_ERR_TRUNCATED;
     const clb_header *h;
     const int error = clb_read_header(model, &h);
-    RETURN_IF(error != COLIBRI_OK, error);
-    RETURN_IF(size < h->total_bytes, COLIBRI_ERR_TRUNCATED);
+    if (error != COLIBRI_OK) return error;
+    if (size < h->total_bytes) return COLIBRI_ERR_TRUNCATED;
     uint64_t whole = sizeof *h; /* nothing else lies in the metadata but what aligns it */
-    RETURN_IF(
-        !section(h, h->ports_offset, (uint64_t)h->inputs + h->outputs, sizeof(clb_port), &whole) ||
-            !section(h, h->ops_offset, h->ops, sizeof(clb_op), &whole) ||
-            !section(h, h->tensors_offset, h->tensors, sizeof(clb_tensor), &whole) ||
-            !section(h, h->layers_offset, h->layers, sizeof(clb_layer), &whole) ||
-            !section(h, h->experts_offset, h->experts, sizeof(clb_expert), &whole) ||
-            !section(h, h->golden_offset, h->golden_rows, h->golden_bytes, &whole) ||
-            !section(h, h->info_offset, h->info_bytes, 1, &whole) ||
-            h->meta_bytes > whole + CLB_ALIGN_MODEL,
-        COLIBRI_ERR_HEADER);
-    RETURN_IF(clb_crc32(model + sizeof *h, h->meta_bytes - sizeof *h) != h->meta_crc,
-              COLIBRI_ERR_CHECKSUM);
+    if (!section(h, h->ports_offset, (uint64_t)h->inputs + h->outputs, sizeof(clb_port), &whole) ||
+        !section(h, h->ops_offset, h->ops, sizeof(clb_op), &whole) ||
+        !section(h, h->tensors_offset, h->tensors, sizeof(clb_tensor), &whole) ||
+        !section(h, h->layers_offset, h->layers, sizeof(clb_layer), &whole) ||
+        !section(h, h->experts_offset, h->experts, sizeof(clb_expert), &whole) ||
+        !section(h, h->golden_offset, h->golden_rows, h->golden_bytes, &whole) ||
+        !section(h, h->info_offset, h->info_bytes, 1, &whole) ||
+        h->meta_bytes > whole + CLB_ALIGN_MODEL) {
+        return COLIBRI_ERR_HEADER;
+    }
+    if (clb_crc32(model + sizeof *h, h->meta_bytes - sizeof *h) != h->meta_crc) {
+        return COLIBRI_ERR_CHECKSUM;
+    }
     clb_parse(model, m);
-    RETURN_IF(!ports(m->ports, h->inputs, h->input_floats) ||
-                  !ports(m->ports + h->inputs, h->outputs, h->output_floats),
-              COLIBRI_ERR_HEADER);
+    if (!ports(m->ports, h->inputs, h->input_floats) ||
+        !ports(m->ports + h->inputs, h->outputs, h->output_floats)) {
+        return COLIBRI_ERR_HEADER;
+    }
     for (uint32_t n = 0; n < h->tensors; ++n) {
         const clb_tensor *t = &m->tensors[n];
-        RETURN_IF(t->scope >= CLB_SCOPE_COUNT ||
-                      (t->scope == CLB_SCOPE_SHARED &&
-                       !clb_tensor_fits(t, h->meta_bytes, h->shared_bytes)),
-                  COLIBRI_ERR_TENSOR);
+        if (t->scope >= CLB_SCOPE_COUNT ||
+            (t->scope == CLB_SCOPE_SHARED && !clb_tensor_fits(t, h->meta_bytes, h->shared_bytes))) {
+            return COLIBRI_ERR_TENSOR;
+        }
     }
     uint32_t first = 0;
     for (uint32_t n = 0; n < h->layers; ++n) {
-        RETURN_IF(!clb_layer_fits(h, &m->layers[n], first), COLIBRI_ERR_ROUTING);
+        if (!clb_layer_fits(h, &m->layers[n], first)) return COLIBRI_ERR_ROUTING;
         for (uint32_t e = 0; e < m->layers[n].experts; ++e) {
-            RETURN_IF(!expert_fits(h, &m->experts[first + e], n), COLIBRI_ERR_EXPERT);
+            if (!expert_fits(h, &m->experts[first + e], n)) return COLIBRI_ERR_EXPERT;
         }
         first += m->layers[n].experts;
     }
     uint64_t choices;
-    RETURN_IF(first != h->experts, COLIBRI_ERR_EXPERT);
-    RETURN_IF(!clb_program_fits(m, &choices), COLIBRI_ERR_PROGRAM);
+    if (first != h->experts) return COLIBRI_ERR_EXPERT;
+    if (!clb_program_fits(m, &choices)) return COLIBRI_ERR_PROGRAM;
     return certificate_fits(m, choices) ? COLIBRI_OK : COLIBRI_ERR_HEADER;
 }
 
 int clb_validate(const uint8_t *model, uint64_t size, clb_model *m) {
     const int error = structure(model, size, m);
-    RETURN_IF(error != COLIBRI_OK, error);
+    if (error != COLIBRI_OK) return error;
     return clb_in_order(m) ? COLIBRI_OK : COLIBRI_ERR_ORDER;
 }

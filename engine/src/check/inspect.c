@@ -8,14 +8,15 @@
 int colibri_check(const uint8_t *model_bin, size_t size, enum colibri_depth depth) {
     clb_model m;
     const int error = clb_validate(model_bin, size, &m);
-    RETURN_IF(error != COLIBRI_OK || depth == COLIBRI_CHECK_STRUCTURE, error);
-    RETURN_IF(clb_crc32(model_bin + m.header->meta_bytes, m.header->shared_bytes) !=
-                  m.header->shared_crc,
-              COLIBRI_ERR_CHECKSUM);
+    if (error != COLIBRI_OK || depth == COLIBRI_CHECK_STRUCTURE) return error;
+    if (clb_crc32(model_bin + m.header->meta_bytes, m.header->shared_bytes) !=
+        m.header->shared_crc) {
+        return COLIBRI_ERR_CHECKSUM;
+    }
     for (uint32_t n = 0; n < m.header->experts; ++n) {
-        RETURN_IF(clb_crc32(model_bin + m.experts[n].offset, m.experts[n].bytes) !=
-                      m.experts[n].crc,
-                  COLIBRI_ERR_CHECKSUM);
+        if (clb_crc32(model_bin + m.experts[n].offset, m.experts[n].bytes) != m.experts[n].crc) {
+            return COLIBRI_ERR_CHECKSUM;
+        }
     }
     return COLIBRI_OK;
 }

@@ -21,9 +21,7 @@ static const clb_range ranges[] = {CLB_RANGES(RANGE)};
 int clb_words_fit(uint32_t code, const uint32_t *words) {
     for (size_t n = 0; n < sizeof ranges / sizeof ranges[0]; ++n) {
         const clb_range *r = &ranges[n];
-        if (r->code == code && !clb_within(words + r->first, r->count, r->least, r->most)) {
-            return 0;
-        }
+        if (r->code == code && !clb_within(words + r->first, r->count, r->least, r->most)) return 0;
     }
     return 1;
 }
@@ -35,9 +33,7 @@ int clb_is_vector(const clb_tensor *t, uint32_t n) {
 int clb_apart(const uint32_t *dims, const uint32_t *strides) {
     uint64_t below = 1;
     for (int axis = CLB_AXES - 1; axis >= 0; --axis) {
-        if (dims[axis] > 1 && strides[axis] < below) {
-            return 0;
-        }
+        if (dims[axis] > 1 && strides[axis] < below) return 0;
         below += (uint64_t)(dims[axis] - 1) * strides[axis];
     }
     return 1;

@@ -4,7 +4,7 @@
 
 /* A tensor's own consistency, and its place inside `bytes` bytes from `first`. */
 int clb_tensor_fits(const clb_tensor *t, uint64_t first, uint64_t bytes) {
-    RETURN_IF(t->rows < 1 || t->rows > CLB_LIMIT || t->cols < 1 || t->cols > CLB_LIMIT, 0);
+    if (t->rows < 1 || t->rows > CLB_LIMIT || t->cols < 1 || t->cols > CLB_LIMIT) return 0;
     const uint64_t blocks = (t->rows + CLB_LANES - 1) / CLB_LANES;
     int sized;
     if (t->layout == CLB_LAYOUT_FLAT) {
@@ -26,20 +26,22 @@ static int operand_fits(const clb_scope *s, const clb_use *u, const clb_tensor *
                         int written, int apart) {
     const clb_operand *v = u->at;
     const uint64_t extent = u->floats;
-    RETURN_IF(extent == 0, v->space == CLB_SPACE_NONE);
+    if (extent == 0) return v->space == CLB_SPACE_NONE;
     const clb_layer *layer = s->expert == NULL ? NULL : &s->model->layers[s->expert->layer];
     const clb_header *h = s->model->header;
     const uint64_t rows = (uint64_t)(s->steps - 1) * v->step_stride +
                           (uint64_t)(u->rows - 1) * v->row_stride + extent;
-    uint64_t span = (s->samples - 1) * v->sample_stride + rows, space;
+    uint64_t span = (s->samples - 1) * v->sample_stride + rows;
+    uint64_t space;
     int separate = s->samples == 1 || v->sample_stride >= rows;
-    RETURN_IF(v->offset % sizeof(float) != 0 || v->sample_stride > CLB_LIMIT ||
-                  v->row_stride > CLB_LIMIT || v->step_stride > CLB_LIMIT ||
-                  (s->steps > 1 && extent > CLB_LIMIT / s->steps / (s->samples * u->rows)),
-              0);
+    if (v->offset % sizeof(float) != 0 || v->sample_stride > CLB_LIMIT ||
+        v->row_stride > CLB_LIMIT || v->step_stride > CLB_LIMIT ||
+        (s->steps > 1 && extent > CLB_LIMIT / s->steps / (s->samples * u->rows))) {
+        return 0;
+    }
     switch (v->space) {
     case CLB_SPACE_ARENA:
-        RETURN_IF(v->offset < s->arena, 0);
+        if (v->offset < s->arena) return 0;
         space = s->arena_end;
         break;
     case CLB_SPACE_INPUT:
@@ -47,8 +49,9 @@ static int operand_fits(const clb_scope *s, const clb_use *u, const clb_tensor *
         /* A caller's array holds the rows of its own batch only: each sample stays inside its
          * row. */
         space = v->space == CLB_SPACE_INPUT ? h->input_floats : s->early ? 0 : h->output_floats;
-        RETURN_IF(
-            s->expert || v->sample_stride != space || (written && v->space == CLB_SPACE_INPUT), 0);
+        if (s->expert || v->sample_stride != space || (written && v->space == CLB_SPACE_INPUT)) {
+            return 0;
+        }
         space *= sizeof(float);
         span = rows;
         separate = 1;
@@ -59,10 +62,11 @@ static int operand_fits(const clb_scope *s, const clb_use *u, const clb_tensor *
     case CLB_SPACE_TOKEN_WEIGHT:
     case CLB_SPACE_TOKEN_IN:
     case CLB_SPACE_TOKEN_OUT:
-        RETURN_IF(layer == NULL || v->sample_stride != 0 ||
-                      (written && v->space != CLB_SPACE_TOKEN_OUT) ||
-                      (v->space == CLB_SPACE_TOKEN_WEIGHT && layer->apply != CLB_APPLY_INPUT),
-                  0);
+        if (layer == NULL || v->sample_stride != 0 ||
+            (written && v->space != CLB_SPACE_TOKEN_OUT) ||
+            (v->space == CLB_SPACE_TOKEN_WEIGHT && layer->apply != CLB_APPLY_INPUT)) {
+            return 0;
+        }
         space = sizeof(float) * (v->space == CLB_SPACE_TOKEN_WEIGHT ? 1
                                  : v->space == CLB_SPACE_TOKEN_IN   ? layer->d_in
                                                                     : layer->d_out);
@@ -71,7 +75,7 @@ static int operand_fits(const clb_scope *s, const clb_use *u, const clb_tensor *
         break;
     default: return 0;
     }
-    RETURN_IF(v->offset > space || span > (space - v->offset) / sizeof(float), 0);
+    if (v->offset > space || span > (space - v->offset) / sizeof(float)) return 0;
     return !apart || (separate && (u->rows == 1 || v->row_stride >= extent));
 }
 
@@ -80,10 +84,11 @@ static int operand_fits(const clb_scope *s, const clb_use *u, const clb_tensor *
 static int tensor_of(const clb_scope *s, uint32_t number, const clb_tensor **tensor) {
     const clb_model *m = s->model;
     *tensor = NULL;
-    RETURN_IF(number == CLB_NONE, 1);
-    RETURN_IF(number >= m->header->tensors ||
-                  (m->tensors[number].scope == CLB_SCOPE_EXPERT) != (s->expert != NULL),
-              0);
+    if (number == CLB_NONE) return 1;
+    if (number >= m->header->tensors ||
+        (m->tensors[number].scope == CLB_SCOPE_EXPERT) != (s->expert != NULL)) {
+        return 0;
+    }
     *tensor = &m->tensors[number];
     return s->expert == NULL || clb_tensor_fits(*tensor, 0, s->expert->bytes);
 }

@@ -49,9 +49,7 @@ static int functions_fit(const clb_op *op) {
     const int one = (clb_traits(op) & CLB_ENDS_IN_FUNCTION) != 0;
     const uint32_t function = two ? op->before : one ? op->func : CLB_UNARY_IDENTITY;
     const int parameter = function == CLB_UNARY_EXP && op->alpha != 0.0f;
-    if (parameter || op->func >= known[op->code].functions) {
-        return 0;
-    }
+    if (parameter || op->func >= known[op->code].functions) return 0;
     return op->before < most && op->after < most;
 }
 
@@ -61,9 +59,7 @@ static int kept_fits(const clb_subject *s) {
                              ? s->model->header->context_bytes
                              : s->scope->arena_end;
     const uint64_t at = s->op->work.offset;
-    if (s->op->work.space != CLB_SPACE_ARENA || at % CLB_ALIGN_BUFFER != 0) {
-        return 0;
-    }
+    if (s->op->work.space != CLB_SPACE_ARENA || at % CLB_ALIGN_BUFFER != 0) return 0;
     return at >= CLB_HEAD_BYTES && at <= end &&
            known[s->op->code].proof->kept(s) <= (end - at) / sizeof(float);
 }
@@ -72,9 +68,7 @@ int clb_op_fits(const clb_subject *s) {
     const int nowhere =
         (clb_traits(s->op) & CLB_KNOWS_POSITIONS) != 0 && s->model->header->context_tokens == 0;
     const int inside = (clb_traits(s->op) & CLB_RUNS_ALL_SAMPLES) != 0 && s->scope->expert != NULL;
-    if (s->op->code >= CLB_OP_COUNT || nowhere || inside) {
-        return 0;
-    }
+    if (s->op->code >= CLB_OP_COUNT || nowhere || inside) return 0;
     const clb_proof *proof = known[s->op->code].proof;
     if (!clb_within(&s->op->rows, 1, 1, CLB_LIMIT) || !functions_fit(s->op) ||
         !clb_words_fit(s->op->code, &s->op->w0)) {

@@ -88,9 +88,7 @@ static uint64_t reach_before(const places *p, uint32_t axes) {
 /* One more axis, in the order of their strides. */
 static void insert(places *p, uint64_t dim, uint64_t stride) {
     uint32_t at = p->axes;
-    if (dim == 1 || stride == 0) {
-        return;
-    }
+    if (dim == 1 || stride == 0) return;
     for (; at > 0 && p->strides[at - 1] > stride; --at) {
         p->dims[at] = p->dims[at - 1];
         p->strides[at] = p->strides[at - 1];
@@ -135,7 +133,7 @@ static places places_of(const clb_use *u, uint32_t steps) {
 
 /* One past the last place before `end`; `begin` where there is none. */
 static uint64_t before(const places *p, uint64_t end) {
-    RETURN_IF(end <= p->begin, p->begin);
+    if (end <= p->begin) return p->begin;
     uint64_t rest = end - p->begin - 1;
     uint64_t last = p->begin;
     for (uint32_t axis = p->axes; axis-- > 0;) {
@@ -153,8 +151,8 @@ static int share(flow *f, const places *a, const places *b) {
     for (;;) {
         const uint64_t of_a = before(a, end);
         const uint64_t of_b = before(b, end);
-        RETURN_IF(of_a == a->begin || of_b == b->begin, 0);
-        RETURN_IF(of_a == of_b || looks_too_often(f), 1);
+        if (of_a == a->begin || of_b == b->begin) return 0;
+        if (of_a == of_b || looks_too_often(f)) return 1;
         end = of_a < of_b ? of_a : of_b;
     }
 }
@@ -175,7 +173,7 @@ static stretch work_of(const flow *f, const clb_op *op) {
  * another of the other. */
 static int same_places(const flow *f, const clb_operand *a, stretch in_a, const clb_operand *b,
                        stretch in_b) {
-    RETURN_IF(a->space != CLB_SPACE_ARENA || f->samples == 1, 1);
+    if (a->space != CLB_SPACE_ARENA || f->samples == 1) return 1;
     const uint64_t begin = in_a.begin < in_b.begin ? in_a.begin : in_b.begin;
     const uint64_t end = in_a.end > in_b.end ? in_a.end : in_b.end;
     return a->sample_stride == b->sample_stride && end - begin <= a->sample_stride;
@@ -197,17 +195,18 @@ static stretch written_in_loop(const clb_op *loop, const clb_use *out, stretch o
     const uint64_t step = out->at->step_stride;
     const uint64_t span = (loop->loop.steps - 1) * step;
     const uint64_t shift = before ? 0 : step;
-    RETURN_IF(step != m->use.at->step_stride && !before, nothing);
-    RETURN_IF(step != m->use.at->step_stride && loop->loop.backward != 0,
-              ((stretch){once.begin + span, once.end + span}));
-    RETURN_IF(step != m->use.at->step_stride, once);
-    RETURN_IF(step == 0, before ? once : nothing);
+    if (step != m->use.at->step_stride && !before) return nothing;
+    if (step != m->use.at->step_stride && loop->loop.backward != 0) {
+        return (stretch){once.begin + span, once.end + span};
+    }
+    if (step != m->use.at->step_stride) return once;
+    if (step == 0) return before ? once : nothing;
     if (loop->loop.backward !=
         0) { /* the last step comes first, so what is written last lies at the beginning */
-        RETURN_IF(m->once.end <= once.begin + shift, nothing);
+        if (m->once.end <= once.begin + shift) return nothing;
         return (stretch){all.begin + shift, all.end};
     }
-    RETURN_IF(m->once.begin + shift >= once.end, nothing);
+    if (m->once.begin + shift >= once.end) return nothing;
     return (stretch){all.begin, all.end - shift};
 }
 
@@ -218,23 +217,23 @@ enum when { EARLIER, SAME_LOOP, STEP_BEFORE };
  * not count there. 0: the reader may not read it. */
 static int look_at(flow *f, uint32_t n, uint32_t loop, enum when when, missing *m) {
     const clb_op *op = &f->ops[n];
-    RETURN_IF(looks_too_often(f), 0);
+    if (looks_too_often(f)) return 0;
     clb_use uses[CLB_OPERANDS];
     clb_uses(f->model, op, uses);
     const clb_use *out = &uses[CLB_OUT];
     const stretch wide = of_all(f, m->use.at, m->left);
     const int arena = m->use.at->space == CLB_SPACE_ARENA && !has(op, CLB_READS_KEPT);
-    RETURN_IF(arena && meet(wide, work_of(f, op)), 0);
-    RETURN_IF(out->floats == 0 || out->at->space != m->use.at->space, 1);
+    if (arena && meet(wide, work_of(f, op))) return 0;
+    if (out->floats == 0 || out->at->space != m->use.at->space) return 1;
     const stretch once = stretch_of(out, 1);
     const stretch all = stretch_of(out, steps_of(f, loop, n));
-    RETURN_IF(!meet(wide, of_all(f, out->at, all)), 1);
-    RETURN_IF(!same_places(f, m->use.at, m->left, out->at, all), 0);
-    RETURN_IF(m->use.cols != 0 && !same_rows(out, &m->use), 0);
+    if (!meet(wide, of_all(f, out->at, all))) return 1;
+    if (!same_places(f, m->use.at, m->left, out->at, all)) return 0;
+    if (m->use.cols != 0 && !same_rows(out, &m->use)) return 0;
     const int before_reader = when == SAME_LOOP;
     const stretch written =
         when == EARLIER ? all : written_in_loop(&f->ops[loop], out, once, all, before_reader, m);
-    RETURN_IF(!meet(m->left, written), 1);
+    if (!meet(m->left, written)) return 1;
     if (written.end < m->left.end) {
         m->left.begin = written.end;
     } else {
@@ -248,7 +247,7 @@ static int look_at(flow *f, uint32_t n, uint32_t loop, enum when when, missing *
 static uint32_t loop_before(flow *f, uint32_t n) {
     while (n-- > f->first) {
         ++f->looks;
-        RETURN_IF(f->ops[n].code == CLB_OP_LOOP, n);
+        if (f->ops[n].code == CLB_OP_LOOP) return n;
     }
     return CLB_NONE;
 }
@@ -260,11 +259,11 @@ static int look_back(flow *f, uint32_t n, missing *m) {
     int inside = steps_of(f, loop, n) > 1;
     for (uint32_t earlier = n; m->left.begin < m->left.end && earlier-- > f->first;) {
         if (earlier != loop) {
-            RETURN_IF(!look_at(f, earlier, loop, inside ? SAME_LOOP : EARLIER, m), 0);
+            if (!look_at(f, earlier, loop, inside ? SAME_LOOP : EARLIER, m)) return 0;
             continue;
         }
         for (uint32_t after = loop + f->ops[loop].loop.body; inside && after >= n; --after) {
-            RETURN_IF(!look_at(f, after, loop, STEP_BEFORE, m), 0);
+            if (!look_at(f, after, loop, STEP_BEFORE, m)) return 0;
         }
         inside = 0;
         loop = loop_before(f, earlier);
@@ -278,10 +277,10 @@ static int written_before(flow *f, uint32_t n, missing *m) {
     uint64_t end = UINT64_MAX;
     m->left.end = before(&m->all, end);
     while (m->left.end > m->all.begin) {
-        RETURN_IF(m->left.end == end, 0);
+        if (m->left.end == end) return 0;
         end = m->left.end;
         m->left.begin = m->all.begin;
-        RETURN_IF(!look_back(f, n, m), 0);
+        if (!look_back(f, n, m)) return 0;
     }
     return 1;
 }
@@ -289,11 +288,13 @@ static int written_before(flow *f, uint32_t n, missing *m) {
 static int reads_what_is_written(flow *f, uint32_t n, const clb_use *u) {
     const uint32_t space = u->at->space;
     /* the layer has proven what its tokens are */
-    RETURN_IF(u->cols != 0 && space == CLB_SPACE_TOKEN_IN,
-              u->cols == f->layer->quantized && u->rows == 1 &&
-                  (u->at->offset | u->at->step_stride) == 0);
-    RETURN_IF(space != CLB_SPACE_ARENA && space != CLB_SPACE_OUTPUT && space != CLB_SPACE_TOKEN_OUT,
-              u->cols == 0);
+    if (u->cols != 0 && space == CLB_SPACE_TOKEN_IN) {
+        return u->cols == f->layer->quantized && u->rows == 1 &&
+               (u->at->offset | u->at->step_stride) == 0;
+    }
+    if (space != CLB_SPACE_ARENA && space != CLB_SPACE_OUTPUT && space != CLB_SPACE_TOKEN_OUT) {
+        return u->cols == 0;
+    }
     f->missing.use = *u;
     f->missing.once = stretch_of(u, 1);
     f->missing.all = places_of(u, steps_of(f, f->loop, n));
@@ -306,13 +307,15 @@ static int in_place(const clb_op *op, const clb_use *u, const clb_use *out) {
     const clb_operand *v = u->at;
     const clb_operand *to = out->at;
     const int map = has(op, CLB_HAS_AXES);
-    RETURN_IF(
-        !has(op, CLB_IN_PLACE) || v->offset != to->offset || v->step_stride != to->step_stride, 0);
-    RETURN_IF(op->rows > 1 && v->row_stride != to->row_stride, 0);
-    RETURN_IF(v == &op->b && op->before != CLB_UNARY_IDENTITY,
-              0); /* a passes through its function first */
+    if (!has(op, CLB_IN_PLACE) || v->offset != to->offset || v->step_stride != to->step_stride) {
+        return 0;
+    }
+    if (op->rows > 1 && v->row_stride != to->row_stride) return 0;
+    if (v == &op->b && op->before != CLB_UNARY_IDENTITY) {
+        return 0;
+    } /* a passes through its function first */
     for (int axis = 0; map && axis < CLB_AXES; ++axis) {
-        RETURN_IF(op->dims[axis] > 1 && u->strides[axis] != out->strides[axis], 0);
+        if (op->dims[axis] > 1 && u->strides[axis] != out->strides[axis]) return 0;
     }
     return 1;
 }
@@ -320,13 +323,13 @@ static int in_place(const clb_op *op, const clb_use *u, const clb_use *out) {
 /* Whether an operation writes, in any step, what it has still to read. */
 static int overwrites(flow *f, const clb_op *op, const clb_use *u, const clb_use *out,
                       uint32_t steps) {
-    RETURN_IF(u->floats == 0 || out->floats == 0 || u->at->space != out->at->space, 0);
+    if (u->floats == 0 || out->floats == 0 || u->at->space != out->at->space) return 0;
     const uint32_t at_once = u->at->step_stride == out->at->step_stride ? 1 : steps;
     const stretch in = stretch_of(u, at_once);
     const stretch to = stretch_of(out, at_once);
-    RETURN_IF(!meet(of_all(f, u->at, in), of_all(f, out->at, to)), 0);
-    RETURN_IF(!same_places(f, u->at, in, out->at, to), 1);
-    RETURN_IF(!meet(in, to) || in_place(op, u, out), 0);
+    if (!meet(of_all(f, u->at, in), of_all(f, out->at, to))) return 0;
+    if (!same_places(f, u->at, in, out->at, to)) return 1;
+    if (!meet(in, to) || in_place(op, u, out)) return 0;
     const places from = places_of(u, at_once);
     const places written = places_of(out, at_once);
     return share(f, &from, &written);
@@ -339,9 +342,9 @@ overwrites_nothing(flow *f, const clb_op *op, const clb_use uses[CLB_OPERANDS], 
     for (uint32_t which = 0; which < CLB_OPERANDS; ++which) {
         const clb_use *u = &uses[which];
         const int arena = u->at->space == CLB_SPACE_ARENA;
-        RETURN_IF(arena && meet(of_all(f, u->at, stretch_of(u, steps)), work_of(f, op)), 0);
+        if (arena && meet(of_all(f, u->at, stretch_of(u, steps)), work_of(f, op))) return 0;
     }
-    RETURN_IF(has(op, CLB_STORES_FIRST), 1);
+    if (has(op, CLB_STORES_FIRST)) return 1;
     return !overwrites(f, op, &uses[CLB_A], &uses[CLB_OUT], steps) &&
            !overwrites(f, op, &uses[CLB_B], &uses[CLB_OUT], steps);
 }
@@ -361,7 +364,7 @@ static int run_in_order(flow *f, uint32_t space, uint64_t floats) {
     for (uint32_t n = f->first; n < f->count; ++n) {
         const int loop = f->ops[n].code == CLB_OP_LOOP;
         f->loop = loop ? n : f->loop;
-        RETURN_IF(!loop && !in_order(f, n), 0);
+        if (!loop && !in_order(f, n)) return 0;
     }
     f->missing.use = (clb_use){.at = &whole, .floats = floats, .rows = 1};
     f->missing.all = places_of(&f->missing.use, 1);
@@ -371,10 +374,10 @@ static int run_in_order(flow *f, uint32_t space, uint64_t floats) {
 int clb_in_order(const clb_model *m) {
     const clb_header *h = m->header;
     flow f = {.model = m, .ops = m->ops, .samples = h->max_batch, .count = h->encoder_ops};
-    RETURN_IF(!run_in_order(&f, CLB_SPACE_OUTPUT, 0) || !clb_caches_are_filled(m), 0);
+    if (!run_in_order(&f, CLB_SPACE_OUTPUT, 0) || !clb_caches_are_filled(m)) return 0;
     f.first = h->encoder_ops;
     f.count = h->main_ops;
-    RETURN_IF(!run_in_order(&f, CLB_SPACE_OUTPUT, h->output_floats), 0);
+    if (!run_in_order(&f, CLB_SPACE_OUTPUT, h->output_floats)) return 0;
     const clb_expert *last = NULL;
     for (uint32_t n = 0; n < h->experts; ++n) {
         const clb_expert *e = &m->experts[n];
@@ -387,7 +390,7 @@ int clb_in_order(const clb_model *m) {
         f.first = 0;
         f.count = e->ops;
         f.samples = f.layer->tile;
-        RETURN_IF(!run_in_order(&f, CLB_SPACE_TOKEN_OUT, f.layer->d_out), 0);
+        if (!run_in_order(&f, CLB_SPACE_TOKEN_OUT, f.layer->d_out)) return 0;
         last = e;
     }
     return 1;

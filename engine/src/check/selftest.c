@@ -24,10 +24,10 @@ static void compare_routes(void *user, int layer, const int32_t *experts, int to
 }
 
 int colibri_selftest(colibri_context_t *ctx, float *output) {
-    RETURN_IF(ctx == NULL || ctx->model == NULL || output == NULL, COLIBRI_ERR_NULL);
-    RETURN_IF(ctx->seal != clb_seal(ctx), COLIBRI_ERR_DAMAGED);
-    RETURN_IF(ctx->busy, COLIBRI_ERR_BUSY);
-    RETURN_IF(CLB_USED_TEXT && (ctx->position | ctx->source) != 0, COLIBRI_ERR_UNFINISHED);
+    if (ctx == NULL || ctx->model == NULL || output == NULL) return COLIBRI_ERR_NULL;
+    if (ctx->seal != clb_seal(ctx)) return COLIBRI_ERR_DAMAGED;
+    if (ctx->busy) return COLIBRI_ERR_BUSY;
+    if (CLB_USED_TEXT && (ctx->position | ctx->source) != 0) return COLIBRI_ERR_UNFINISHED;
     const clb_header *header = (const clb_header *)(const void *)ctx->model;
     colibri_route_hook *const hook = ctx->on_route;
     void *const user = ctx->user;

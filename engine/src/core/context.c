@@ -58,10 +58,10 @@ int colibri_get_num_experts(const uint8_t *model_bin) {
 
 /* The rows of a context that runs nothing else; an enum colibri_error. */
 CLB_STATIC_WALK int run(colibri_context_t *ctx, const float *input, float *output, int batch_size) {
-    RETURN_IF(ctx->seal != clb_seal(ctx), COLIBRI_ERR_DAMAGED);
+    if (ctx->seal != clb_seal(ctx)) return COLIBRI_ERR_DAMAGED;
     const clb_header *header = (const clb_header *)(const void *)ctx->model;
-    const uint32_t samples = (uint32_t)batch_size,
-                   tokens = CLB_USED_TEXT ? header->context_tokens : 0;
+    const uint32_t samples = (uint32_t)batch_size;
+    const uint32_t tokens = CLB_USED_TEXT ? header->context_tokens : 0;
     const int reads =
         CLB_USED_SOURCE && header->encoder_ops != 0 && ctx->source == 0; /* the source text */
     const int part =
@@ -69,14 +69,14 @@ CLB_STATIC_WALK int run(colibri_context_t *ctx, const float *input, float *outpu
     const uint32_t position = reads ? 0 : ctx->position;
     const int room = tokens == 0 ||
                      (position <= tokens && samples <= tokens - position && ctx->source <= tokens);
-    RETURN_IF(input == NULL || output == NULL, COLIBRI_ERR_NULL);
-    RETURN_IF(batch_size < 1 || batch_size > ctx->max_batch, COLIBRI_ERR_BATCH);
-    RETURN_IF(part && (!CLB_USED_TEXT || header->tail_op == header->main_ops), COLIBRI_ERR_BATCH);
+    if (input == NULL || output == NULL) return COLIBRI_ERR_NULL;
+    if (batch_size < 1 || batch_size > ctx->max_batch) return COLIBRI_ERR_BATCH;
+    if (part && (!CLB_USED_TEXT || header->tail_op == header->main_ops)) return COLIBRI_ERR_BATCH;
     const int aligned =
         ((uintptr_t)input | (uintptr_t)output) % sizeof(float) == 0; /* else a load may fault */
-    RETURN_IF(!aligned, COLIBRI_ERR_MISALIGNED);
-    RETURN_IF(!room, COLIBRI_ERR_CONTEXT);
-    RETURN_IF(!CLB_KERNELS(ctx)->sound(), COLIBRI_ERR_ARITHMETIC);
+    if (!aligned) return COLIBRI_ERR_MISALIGNED;
+    if (!room) return COLIBRI_ERR_CONTEXT;
+    if (!CLB_KERNELS(ctx)->sound()) return COLIBRI_ERR_ARITHMETIC;
     const uint32_t tail = CLB_USED_TEXT && part ? samples - (uint32_t)ctx->tail : 0;
     /* Nothing before the tail is written to the output, which begins with the tail's first row. */
     float *const rows =
@@ -102,9 +102,9 @@ CLB_STATIC_WALK int run(colibri_context_t *ctx, const float *input, float *outpu
 }
 
 void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size) {
-    RETURN_IF(ctx == NULL || ctx->model == NULL, );
+    if (ctx == NULL || ctx->model == NULL) return;
     ctx->status = COLIBRI_ERR_BUSY;
-    RETURN_IF(ctx->busy, );
+    if (ctx->busy) return;
     ctx->busy = 1;
     const clb_control found = clb_standard();
     const int status = run(ctx, input, output, batch_size);
@@ -114,6 +114,6 @@ void colibri_forward(colibri_context_t *ctx, const float *input, float *output, 
 }
 
 void colibri_free(colibri_context_t *ctx) {
-    RETURN_IF(ctx == NULL, );
+    if (ctx == NULL) return;
     ctx->model = NULL;
 }

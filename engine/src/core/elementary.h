@@ -124,7 +124,8 @@ static inline float clb_log(float x) {
  * exact: x is normal wherever n != 0.  2^-n is built as 2^(2-n) / 4 because n reaches 128. */
 static inline float clb_log1p(float x) {
     float u = 1.0f + x;
-    uint32_t e = clb_log_exponent(u), shift = (e - 127u) << 23;
+    uint32_t e = clb_log_exponent(u);
+    uint32_t shift = (e - 127u) << 23;
     float scale = 0.25f * clb_from_bits(0x40800000u - shift);
     float f = clb_from_bits(clb_bits(x) - shift) + (scale - 1.0f);
     float y = clb_log_kernel((float)((int32_t)e - 127), f);
@@ -147,7 +148,8 @@ static inline float clb_sigmoid(float x) {
 /* |x| < 27/32: x + x P(x^2).  Beyond: 1 - exp(-t Q(t)), where Q fits -log(erfc(t)) / t up to t = 4,
  * and erf(4) rounds to 1. */
 static inline float clb_erf(float x) {
-    float s = x * x, t = clb_abs(x) > 4.0f ? 4.0f : clb_abs(x);
+    float s = x * x;
+    float t = clb_abs(x) > 4.0f ? 4.0f : clb_abs(x);
     float p = clb_horner(s, -0x1.4ea96cp-11f, 0x1.4bcf64p-8f, -0x1.b7416ep-6f, 0x1.ce25fap-4f,
                          -0x1.812728p-2f);
     float q = clb_horner(t, -0x1.c3ddd8p-13f, 0x1.a6ff3cp-9f, -0x1.77accep-6f, 0x1.af67aep-4f,

@@ -319,7 +319,8 @@ static inline clb_record clb_record_at(const float *row, uint32_t cols) {
 
 /* The float16 with these bits: exact, for a float32 holds every one. */
 static inline float clb_half(uint16_t h) {
-    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = (uint32_t)(h & 0x7FFFu) << 13;
+    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
+    const uint32_t rest = (uint32_t)(h & 0x7FFFu) << 13;
     const float finite =
         clb_from_bits(rest) * 0x1p112f; /* moves the exponent; denormals included */
     return clb_from_bits(sign | (rest >= 0x0F800000u ? 0x7F800000u | rest : clb_bits(finite)));

@@ -4,42 +4,43 @@
 /* All of n values are from `least` to `most`. */
 int clb_within(const uint32_t *values, size_t n, uint32_t least, uint32_t most) {
     for (size_t i = 0; i < n; ++i) {
-        if (values[i] < least || values[i] > most) {
-            return 0;
-        }
+        if (values[i] < least || values[i] > most) return 0;
     }
     return 1;
 }
 
 int clb_read_header(const uint8_t *model, const clb_header **header) {
-    RETURN_IF(model == NULL, COLIBRI_ERR_NULL);
-    RETURN_IF((uintptr_t)model % CLB_ALIGN_MODEL != 0, COLIBRI_ERR_MISALIGNED);
-    RETURN_IF(memcmp(model, CLB_MAGIC, sizeof CLB_MAGIC) != 0, COLIBRI_ERR_MAGIC);
+    if (model == NULL) return COLIBRI_ERR_NULL;
+    if ((uintptr_t)model % CLB_ALIGN_MODEL != 0) return COLIBRI_ERR_MISALIGNED;
+    if (memcmp(model, CLB_MAGIC, sizeof CLB_MAGIC) != 0) return COLIBRI_ERR_MAGIC;
     const union {
         uint16_t word;
         uint8_t first;
     } one = {1};
-    RETURN_IF(one.first != 1, COLIBRI_ERR_BIG_ENDIAN);
+    if (one.first != 1) return COLIBRI_ERR_BIG_ENDIAN;
     const clb_header *h = (const clb_header *)(const void *)model;
-    RETURN_IF(h->version != CLB_FORMAT_VERSION, COLIBRI_ERR_VERSION);
-    RETURN_IF(clb_crc32(model, sizeof *h - sizeof h->header_crc) != h->header_crc,
-              COLIBRI_ERR_HEADER);
+    if (h->version != CLB_FORMAT_VERSION) return COLIBRI_ERR_VERSION;
+    if (clb_crc32(model, sizeof *h - sizeof h->header_crc) != h->header_crc) {
+        return COLIBRI_ERR_HEADER;
+    }
     /* A quarter of the address space keeps every later sum of two sizes from wrapping. */
     const uint64_t most = SIZE_MAX / 4;
-    RETURN_IF(h->total_bytes > most || h->context_bytes > most || h->max_batch > CLB_MAX_BATCH ||
-                  (uint64_t)h->max_batch * h->input_floats > most / sizeof(float) ||
-                  (uint64_t)h->max_batch * h->output_floats > most / sizeof(float),
-              COLIBRI_ERR_TOO_LARGE);
-    RETURN_IF(h->cleared_bytes < CLB_HEAD_BYTES || h->cleared_bytes > h->context_bytes,
-              COLIBRI_ERR_HEADER);
-    RETURN_IF(h->max_batch < 1 || h->input_floats < 1 || h->output_floats < 1 || h->inputs < 1 ||
-                  h->outputs < 1 || h->experts > CLB_LIMIT || h->main_ops > h->ops ||
-                  h->context_tokens > CLB_LIMIT ||
-                  !clb_within(h->reserved, sizeof h->reserved / sizeof h->reserved[0], 0, 0) ||
-                  h->meta_bytes < sizeof *h || h->meta_bytes > CLB_MAX_META ||
-                  h->meta_bytes > h->total_bytes ||
-                  h->shared_bytes > h->total_bytes - h->meta_bytes,
-              COLIBRI_ERR_HEADER);
+    if (h->total_bytes > most || h->context_bytes > most || h->max_batch > CLB_MAX_BATCH ||
+        (uint64_t)h->max_batch * h->input_floats > most / sizeof(float) ||
+        (uint64_t)h->max_batch * h->output_floats > most / sizeof(float)) {
+        return COLIBRI_ERR_TOO_LARGE;
+    }
+    if (h->cleared_bytes < CLB_HEAD_BYTES || h->cleared_bytes > h->context_bytes) {
+        return COLIBRI_ERR_HEADER;
+    }
+    if (h->max_batch < 1 || h->input_floats < 1 || h->output_floats < 1 || h->inputs < 1 ||
+        h->outputs < 1 || h->experts > CLB_LIMIT || h->main_ops > h->ops ||
+        h->context_tokens > CLB_LIMIT ||
+        !clb_within(h->reserved, sizeof h->reserved / sizeof h->reserved[0], 0, 0) ||
+        h->meta_bytes < sizeof *h || h->meta_bytes > CLB_MAX_META ||
+        h->meta_bytes > h->total_bytes || h->shared_bytes > h->total_bytes - h->meta_bytes) {
+        return COLIBRI_ERR_HEADER;
+    }
     *header = h;
     return COLIBRI_OK;
 }

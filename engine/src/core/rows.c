@@ -10,7 +10,7 @@ CLB_WALK float *clb_row_of(const clb_operand *v, const float *base, uint32_t row
 
 CLB_STATIC_WALK float *token_at(const clb_routed *r, int out, size_t position) {
     const uint32_t choice = r->order[position];
-    RETURN_IF(!out, clb_row_of(&r->op->a, r->x, r->op->rows, choice / r->k));
+    if (!out) return clb_row_of(&r->op->a, r->x, r->op->rows, choice / r->k);
     return r->k == 1 ? clb_row_of(&r->op->out, r->y, r->op->rows, choice)
                      : r->y + (size_t)choice * r->d_out;
 }

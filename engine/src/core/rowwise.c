@@ -29,10 +29,11 @@ CLB_STATIC_WALK void compute(clb_kernel *kernel, const clb_op *op, const clb_til
 /* Task `index` of an operation that computes every row by itself. */
 CLB_STATIC_WALK void run_rows(void *arg, uint32_t index) {
     const row_task *t = arg;
-    const size_t first = index * t->rows, all = (size_t)(t->samples - t->first) * t->op->rows;
+    const size_t first = index * t->rows;
+    const size_t all = (size_t)(t->samples - t->first) * t->op->rows;
     const size_t end = all - first < t->rows ? all : first + t->rows;
-    uint32_t sample = t->first + (uint32_t)(first / t->op->rows),
-             row = (uint32_t)(first % t->op->rows);
+    uint32_t sample = t->first + (uint32_t)(first / t->op->rows);
+    uint32_t row = (uint32_t)(first % t->op->rows);
     clb_tile tile;
     tile.w0 = (const float *)(const void *)clb_tensor_at(t->frame, t->op->w0);
     tile.w1 = (const float *)(const void *)clb_tensor_at(t->frame, t->op->w1);

@@ -23,9 +23,11 @@ typedef struct {
 /* Scores of a row as the weights of their values. */
 CLB_STATIC_WALK void weigh(const attention *t, query *row, float *w, uint32_t start,
                            uint32_t count) {
-    const float factor = t->op->attention.scale, cap = t->op->attention.softcap;
+    const float factor = t->op->attention.scale;
+    const float cap = t->op->attention.softcap;
     const uint32_t begin = clb_first_seen(t->op, row->last);
-    float most[CLB_LANES], best = row->best;
+    float most[CLB_LANES];
+    float best = row->best;
     for (uint32_t i = 0; i < CLB_LANES; ++i) {
         most[i] = best;
     }
@@ -101,13 +103,15 @@ CLB_STATIC_WALK void look(const attention *t, query *rows, uint32_t n, uint32_t 
 /* Task `index`: one tile. Where several rows see a whole page, they look at it together. */
 CLB_STATIC_WALK void attend(void *arg, uint32_t index) {
     const attention *t = arg;
-    const uint32_t sight = t->op->attention.sight, here = t->frame->position;
-    const uint32_t head = index / t->tiles, from = index % t->tiles * CLB_TILE;
+    const uint32_t sight = t->op->attention.sight;
+    const uint32_t here = t->frame->position;
+    const uint32_t head = index / t->tiles;
+    const uint32_t from = index % t->tiles * CLB_TILE;
     const uint32_t n = clb_min(t->samples * t->group - from, CLB_TILE);
     query rows[CLB_TILE];
     for (uint32_t i = 0; i < n; ++i) {
-        const uint32_t sample = (from + i) / t->group,
-                       own = head * t->group + (from + i) % t->group;
+        const uint32_t sample = (from + i) / t->group;
+        const uint32_t own = head * t->group + (from + i) % t->group;
         rows[i].q = clb_locate(&t->op->a, t->frame, NULL, sample, own);
         rows[i].out = (float *)(uintptr_t)clb_locate(&t->op->out, t->frame, NULL, sample, own);
         rows[i].bias =
@@ -123,7 +127,8 @@ CLB_STATIC_WALK void attend(void *arg, uint32_t index) {
     for (uint32_t page = clb_first_seen(t->op, here + from / t->group) / CLB_PAGE;
          page <= rows[n - 1].last / CLB_PAGE; ++page) {
         for (uint32_t i = 0, end; i < n; i = end) {
-            const uint32_t last = rows[i].last, next = (page + 1) * CLB_PAGE;
+            const uint32_t last = rows[i].last;
+            const uint32_t next = (page + 1) * CLB_PAGE;
             for (end = i + 1;
                  end < n && (rows[end].last == last ||
                              (next <= last && clb_first_seen(t->op, rows[end].last) < next));
@@ -168,9 +173,7 @@ CLB_WALK void clb_attention(const clb_op *op, uint32_t samples, const clb_frame 
 
 static int attention_fits(const clb_subject *s) {
     const clb_op *op = s->op;
-    if (op->rows % op->attention.key_heads != 0 || !clb_is_vector(s->w0, op->rows)) {
-        return 0;
-    }
+    if (op->rows % op->attention.key_heads != 0 || !clb_is_vector(s->w0, op->rows)) return 0;
     return s->samples * op->rows <= CLB_LIMIT && clb_cache_fits(s);
 }
 

@@ -10,7 +10,8 @@ CLB_INTERNAL uint64_t clb_page_bytes(uint32_t format, uint32_t key, uint32_t val
 
 /* The float16 nearest to x, ties to even. */
 static inline uint16_t clb_to_half(float x) {
-    const uint32_t sign = clb_bits(x) >> 16 & 0x8000u, size = clb_bits(x) & 0x7FFFFFFFu;
+    const uint32_t sign = clb_bits(x) >> 16 & 0x8000u;
+    const uint32_t size = clb_bits(x) & 0x7FFFFFFFu;
     uint32_t half = ((size + 0xFFFu + (size >> 13 & 1u)) >> 13) - (112u << 10);
     if (size >= 0x47800000u) {
         half = size > 0x7F800000u ? 0x7E00u : 0x7C00u;
@@ -30,14 +31,17 @@ CLB_STATIC_WALK void keep(uint32_t layout, uint8_t *blocks, size_t stride, uint3
     }
     const float factor = most > 0.0f && most < clb_inf() ? 127.0f / most : 0.0f;
     for (uint32_t i = 0; i < n; ++i) {
-        const uint32_t row = is_value ? i : slot, col = is_value ? slot : i, lane = row % CLB_LANES;
+        const uint32_t row = is_value ? i : slot;
+        const uint32_t col = is_value ? slot : i;
+        const uint32_t lane = row % CLB_LANES;
         uint8_t *block = blocks + row / CLB_LANES * stride;
         if (layout == CLB_LAYOUT_ROWS8_F32) {
             ((float *)(void *)block)[(size_t)col * CLB_LANES + lane] = x[i];
         } else if (layout == CLB_LAYOUT_ROWS8_F16) {
             ((uint16_t *)(void *)block)[(size_t)col * CLB_LANES + lane] = clb_to_half(x[i]);
         } else {
-            const float scaled = x[i] * factor, whole = (scaled + 0x1.8p+23f) - 0x1.8p+23f;
+            const float scaled = x[i] * factor;
+            const float whole = (scaled + 0x1.8p+23f) - 0x1.8p+23f;
             block[(CLB_LANES + col / 4 * CLB_LANES + lane) * 4 + col % 4] =
                 (uint8_t)(int8_t)(clb_abs(scaled) < 127.5f ? whole : 0.0f);
         }
@@ -50,7 +54,8 @@ CLB_STATIC_WALK void keep(uint32_t layout, uint8_t *blocks, size_t stride, uint3
 CLB_WALK void clb_cache(const clb_op *op, uint32_t samples, const clb_frame *frame) {
     const cache c = cache_of(op, frame);
     for (uint32_t s = 0; s < samples; ++s) {
-        const uint32_t position = frame->position + s, slot = position % CLB_PAGE;
+        const uint32_t position = frame->position + s;
+        const uint32_t slot = position % CLB_PAGE;
         for (uint32_t head = 0; head < c.heads; ++head) {
             uint8_t *page = keys_at(&c, head, position / CLB_PAGE);
             float *scales = (float *)(void *)(page + slot / CLB_LANES * c.key_stride);
@@ -96,12 +101,8 @@ int clb_cache_fits(const clb_subject *s) {
     const uint32_t sight = op->attention.sight;
     const uint64_t tokens = s->model->header->context_tokens;
     const uint64_t distances = sight == CLB_SIGHT_ALL ? 2 * tokens - 1 : tokens;
-    if (sight != CLB_SIGHT_PAST && op->attention.window != 0) {
-        return 0;
-    }
-    if (sight == CLB_SIGHT_SOURCE && (!s->scope->decodes || s->w1 != NULL)) {
-        return 0;
-    }
+    if (sight != CLB_SIGHT_PAST && op->attention.window != 0) return 0;
+    if (sight == CLB_SIGHT_SOURCE && (!s->scope->decodes || s->w1 != NULL)) return 0;
     if (s->w1 != NULL && (s->w1->layout != CLB_LAYOUT_FLAT || s->w1->cols / op->rows < distances)) {
         return 0;
     }
@@ -126,11 +127,12 @@ const clb_proof clb_cache_proof = {cache_fits, cache_uses, NULL, clb_cache_work,
 /* The cache operation `writer` fills just what the attention `reader` looks at: 1; something else
  * there: -1; nothing: 0. */
 static int fills(const clb_op *writer, const clb_op *reader) {
-    const uint64_t a = writer->work.offset, b = reader->work.offset;
-    RETURN_IF(writer->code != CLB_OP_CACHE, 0);
+    const uint64_t a = writer->work.offset;
+    const uint64_t b = reader->work.offset;
+    if (writer->code != CLB_OP_CACHE) return 0;
     const int meet = a < b + cache_floats(reader) * sizeof(float) &&
                      b < a + cache_floats(writer) * sizeof(float);
-    RETURN_IF(!meet, 0);
+    if (!meet) return 0;
     return a == b && writer->func == reader->func &&
                    memcmp(writer->dims, reader->dims, sizeof reader->dims) == 0
                ? 1
@@ -144,15 +146,15 @@ int clb_caches_are_filled(const clb_model *model) {
     for (uint32_t n = 0; n < h->main_ops; ++n) {
         const clb_op *op = &model->ops[n];
         int filled = op->code != CLB_OP_ATTENTION;
-        RETURN_IF(!filled && op->attention.sight != CLB_SIGHT_ALL &&
-                      op->work.offset < h->cleared_bytes,
-                  0);
+        if (!filled && op->attention.sight != CLB_SIGHT_ALL && op->work.offset < h->cleared_bytes) {
+            return 0;
+        }
         for (uint32_t other = 0; op->code == CLB_OP_ATTENTION && other < h->main_ops; ++other) {
             const int found = fills(&model->ops[other], op);
-            RETURN_IF(found < 0 || ++looks > LOOKS, 0);
+            if (found < 0 || ++looks > LOOKS) return 0;
             filled |= found && other < n;
         }
-        RETURN_IF(!filled, 0);
+        if (!filled) return 0;
     }
     return 1;
 }

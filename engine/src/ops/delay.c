@@ -15,7 +15,8 @@ CLB_STATIC_WALK void copy(float *to, const float *from, size_t n) {
 
 /* Row r recalls what came in `steps - r · apart` time steps before. */
 CLB_WALK void clb_delay(const clb_op *op, uint32_t samples, const clb_frame *frame) {
-    const size_t n = op->delay.width, slots = op->delay.slots;
+    const size_t n = op->delay.width;
+    const size_t slots = op->delay.slots;
     float *kept = (float *)(void *)(frame->arena + op->work.offset);
     for (uint32_t s = 0; s < samples && op->a.space != CLB_SPACE_NONE; ++s) {
         copy(kept + (frame->position + s) % slots * n, clb_locate(&op->a, frame, NULL, s, 0), n);

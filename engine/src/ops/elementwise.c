@@ -6,7 +6,7 @@ enum { CHUNK = 32 }; /* floats gathered at once where a row is strided */
 /* A row of `n` floats `stride` apart, as n contiguous ones: the row itself, or its copy in
  * `buffer`. */
 CLB_STATIC_WALK const float *gather(const float *row, size_t stride, size_t n, float *buffer) {
-    RETURN_IF(stride == 1, row);
+    if (stride == 1) return row;
     for (size_t i = 0; i < n; ++i) {
         buffer[i] = row[i * stride];
     }
@@ -16,10 +16,14 @@ CLB_STATIC_WALK const float *gather(const float *row, size_t stride, size_t n, f
 /* One innermost row of map1 (b is NULL) or map2. */
 CLB_STATIC_WALK void map_row(const clb_kernels *kernels, const clb_op *op, const float *a,
                              const float *b, float *out) {
-    const size_t n = op->dims[3], sa = op->strides_a[3], sb = op->strides_b[3],
-                 so = op->strides_out[3];
+    const size_t n = op->dims[3];
+    const size_t sa = op->strides_a[3];
+    const size_t sb = op->strides_b[3];
+    const size_t so = op->strides_out[3];
     const size_t step = sa == 1 && so == 1 && (b == NULL || sb == 1) ? n : CHUNK;
-    float left[CHUNK], right[CHUNK], result[CHUNK];
+    float left[CHUNK];
+    float right[CHUNK];
+    float result[CHUNK];
     for (size_t i = 0; i < n; i += step) {
         const size_t count = n - i < step ? n - i : step;
         const float *x = gather(a + i * sa, sa, count, left);

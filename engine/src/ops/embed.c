@@ -4,9 +4,10 @@
 /* Element (lane, col) of 8 rows of a matrix, as the number it stands for. */
 static float stored(uint32_t layout, const uint8_t *block, uint32_t lane, uint32_t col) {
     const size_t at = (size_t)col * CLB_LANES + lane;
-    RETURN_IF(layout == CLB_LAYOUT_ROWS8_F32, ((const float *)(const void *)block)[at]);
-    RETURN_IF(layout == CLB_LAYOUT_ROWS8_F16,
-              clb_half(((const uint16_t *)(const void *)block)[at]));
+    if (layout == CLB_LAYOUT_ROWS8_F32) return ((const float *)(const void *)block)[at];
+    if (layout == CLB_LAYOUT_ROWS8_F16) {
+        return clb_half(((const uint16_t *)(const void *)block)[at]);
+    }
     if (layout == CLB_LAYOUT_ROWS8_I8) {
         const float *scale = (const float *)(const void *)block;
         return (float)(int8_t)block[(CLB_LANES + col / 4 * CLB_LANES + lane) * 4 + col % 4] *

@@ -54,10 +54,12 @@ CLB_STATIC_WALK void run_chunk(void *arg, uint32_t index) {
     const product_task *t = arg;
     const clb_op *op = t->op;
     const clb_kernels *kernels = CLB_KERNELS(t->frame->ctx);
-    const uint32_t first = index * t->chunk, end = first + clb_min(t->blocks - first, t->chunk);
-    const uint32_t begin = first * CLB_LANES,
-                   outputs = clb_min(op->linear.outputs, end * CLB_LANES) - begin;
-    uint32_t sample = t->first, row = 0;
+    const uint32_t first = index * t->chunk;
+    const uint32_t end = first + clb_min(t->blocks - first, t->chunk);
+    const uint32_t begin = first * CLB_LANES;
+    const uint32_t outputs = clb_min(op->linear.outputs, end * CLB_LANES) - begin;
+    uint32_t sample = t->first;
+    uint32_t row = 0;
     clb_tile tile;
     tile.w0 = tile.w1 = NULL;
     while (sample < t->samples) {

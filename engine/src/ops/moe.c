@@ -64,10 +64,13 @@ static void group(const workspace *w, uint32_t experts, size_t choices) {
 CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *route,
                           clb_program *program, uint32_t samples, const clb_frame *frame) {
     const colibri_context_t *ctx = frame->ctx;
-    const uint32_t k = layer->k, rows = op->rows;
-    const size_t tokens = (size_t)samples * rows, choices = tokens * k;
-    const float *x = base_of(&op->a, frame), *logits = base_of(&op->b, frame),
-                *y = base_of(&op->out, frame);
+    const uint32_t k = layer->k;
+    const uint32_t rows = op->rows;
+    const size_t tokens = (size_t)samples * rows;
+    const size_t choices = tokens * k;
+    const float *x = base_of(&op->a, frame);
+    const float *logits = base_of(&op->b, frame);
+    const float *y = base_of(&op->out, frame);
     const workspace w = workspace_at(frame->arena + op->work.offset, layer, choices);
 
     const clb_gate gate = {(const float *)(const void *)clb_tensor_at(frame, op->moe.bias),
@@ -130,9 +133,7 @@ CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *
 
 static int moe_fits(const clb_subject *s) {
     const clb_layer *l = &s->model->layers[s->op->moe.layer];
-    if (!clb_is_vector(s->w1, l->experts) || !clb_is_vector(s->w2, l->experts)) {
-        return 0;
-    }
+    if (!clb_is_vector(s->w1, l->experts) || !clb_is_vector(s->w2, l->experts)) return 0;
     const int biased_mixer = l->score == CLB_SCORE_SPARSE_MIXER && s->w1 != NULL;
     return !biased_mixer && s->samples * s->op->rows <= CLB_LIMIT / l->k;
 }

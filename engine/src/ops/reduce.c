@@ -28,13 +28,16 @@ static void side_sums(const float *x, size_t stride, size_t n, float lanes[CLB_L
 }
 
 CLB_WALK void clb_reduce(const clb_op *op, const clb_tile *tile) {
-    const size_t n = op->reduce.size, stride = op->reduce.from_next, inner = op->reduce.inner;
-    const int sums = op->func != CLB_REDUCE_MAX,
-              wide = SIDE > 1 && sums && op->reduce.from_inner == 1;
+    const size_t n = op->reduce.size;
+    const size_t stride = op->reduce.from_next;
+    const size_t inner = op->reduce.inner;
+    const int sums = op->func != CLB_REDUCE_MAX;
+    const int wide = SIDE > 1 && sums && op->reduce.from_inner == 1;
     float lanes[CLB_LANES * SIDE];
     for (uint32_t row = 0; row < tile->rows; ++row) {
         for (size_t k = 0; k < op->reduce.outer * inner; ++k) {
-            const size_t i = k / inner, j = k % inner;
+            const size_t i = k / inner;
+            const size_t j = k % inner;
             const float *x = tile->a[row] + i * op->reduce.from_outer + j * op->reduce.from_inner;
             float *y = tile->out[row] + i * op->reduce.to_outer + j * op->reduce.to_inner;
             const int together = wide && j / SIDE < inner / SIDE;

@@ -16,9 +16,7 @@ static void choose(const float *keys, uint32_t n, uint32_t k, int32_t *chosen) {
     uint32_t held = 0;
     for (uint32_t e = 0; e < n; ++e) {
         const float mine = key(keys[e]);
-        if (held == k && !(mine > key(keys[chosen[k - 1]]))) {
-            continue;
-        }
+        if (held == k && !(mine > key(keys[chosen[k - 1]]))) continue;
         uint32_t at = held < k ? held++ : k - 1;
         while (at > 0 && mine > key(keys[chosen[at - 1]])) {
             chosen[at] = chosen[at - 1];
@@ -33,7 +31,7 @@ static void choose(const float *keys, uint32_t n, uint32_t k, int32_t *chosen) {
 CLB_STATIC_WALK float scores_of(uint32_t score, const clb_kernels *kernels, const float *logits,
                                 const int32_t *of, uint32_t n, float *scores) {
     pick(logits, of, n, scores);
-    RETURN_IF(score == CLB_SCORE_SOFTMAX, clb_exp_sum(scores, n, kernels));
+    if (score == CLB_SCORE_SOFTMAX) return clb_exp_sum(scores, n, kernels);
     if (score == CLB_SCORE_SIGMOID) {
         clb_each(CLB_UNARY_SIGMOID, scores, n, kernels);
     } else if (score == CLB_SCORE_SQRT_SOFTPLUS) {
@@ -50,7 +48,8 @@ static __attribute__((noinline)) void keep_groups(const clb_layer *layer, float 
     float *ranks = keys + layer->experts;
     int32_t *kept = (int32_t *)(void *)(ranks + layer->groups);
     for (uint32_t g = 0; g < layer->groups; ++g) {
-        float best = -clb_inf(), second = -clb_inf();
+        float best = -clb_inf();
+        float second = -clb_inf();
         for (uint32_t e = g * size; e < (g + 1) * size; ++e) {
             const float mine = key(keys[e]);
             second = mine > best ? best : mine > second ? mine : second;
@@ -88,8 +87,12 @@ static void sparse_mix(const clb_layer *layer, const float *logits, const int32_
 
 CLB_WALK void clb_route(const clb_layer *layer, const clb_gate *gate, const float *logits,
                         int32_t *experts, float *weights) {
-    const uint32_t n = layer->experts, k = layer->k;
-    float *scores = gate->keys, *keys = scores + n, divisor = 1.0f, sum = 1.0f;
+    const uint32_t n = layer->experts;
+    const uint32_t k = layer->k;
+    float *scores = gate->keys;
+    float *keys = scores + n;
+    float divisor = 1.0f;
+    float sum = 1.0f;
     if (gate->bias != NULL || layer->groups > 1) {
         divisor = scores_of(layer->score, gate->kernels, logits, NULL, n, scores);
         for (uint32_t e = 0; e < n; ++e) {
@@ -119,8 +122,8 @@ CLB_WALK void clb_route(const clb_layer *layer, const clb_gate *gate, const floa
         weights[j] = layer->normalize == CLB_NORMALIZE_ONE ? 1.0f : weights[j] / divisor;
     }
     if (layer->normalize == CLB_NORMALIZE_SUM || layer->normalize == CLB_NORMALIZE_CLAMPED) {
-        const float all = clb_lane_sum(weights, 1, k),
-                    least = all < layer->epsilon ? layer->epsilon : all;
+        const float all = clb_lane_sum(weights, 1, k);
+        const float least = all < layer->epsilon ? layer->epsilon : all;
         sum = layer->normalize == CLB_NORMALIZE_SUM ? all + layer->epsilon : least;
     }
     for (uint32_t j = 0; j < k; ++j) {
@@ -150,9 +153,7 @@ int clb_layer_fits(const clb_header *h, const clb_layer *l, uint32_t first_exper
         l->kept_groups > l->groups) {
         return 0;
     }
-    if (l->first_expert != first_expert || l->experts > h->experts - first_expert) {
-        return 0;
-    }
+    if (l->first_expert != first_expert || l->experts > h->experts - first_expert) return 0;
     const uint64_t eligible = (uint64_t)l->kept_groups * (l->experts / l->groups);
     return l->k <= eligible && finite && quantized && rules_fit(l);
 }

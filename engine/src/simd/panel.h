@@ -83,7 +83,8 @@ static inline UNUSED uint32_t inputs_of(const clb_record *x, uint32_t start, uin
 enum { SCALED = 1, BIASED = 2 };
 OF_PANEL void finish(int which, float *out, const float *total, uint32_t n, const float *scale,
                      const float *bias) {
-    const int scaled = which & SCALED, biased = which & BIASED;
+    const int scaled = which & SCALED;
+    const int biased = which & BIASED;
     for (uint32_t i = 0; i < n; ++i) {
         const float value = scaled ? total[i] * scale[i] : total[i];
         out[i] = biased ? value + bias[i] : value;
@@ -91,13 +92,16 @@ OF_PANEL void finish(int which, float *out, const float *total, uint32_t n, cons
 }
 
 OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t blocks) {
-    float total[CLB_TILE][CLB_WIDTH], scales[CLB_WIDTH];
-    const uint32_t width = CLB_PANEL == 1 ? CLB_LANES : blocks * CLB_LANES, rows = clb_rows(tile);
-    const uint32_t at = first * CLB_LANES, outputs = clb_min(m->outputs - at, width);
+    float total[CLB_TILE][CLB_WIDTH];
+    float scales[CLB_WIDTH];
+    const uint32_t width = CLB_PANEL == 1 ? CLB_LANES : blocks * CLB_LANES;
+    const uint32_t rows = clb_rows(tile);
+    const uint32_t at = first * CLB_LANES;
+    const uint32_t outputs = clb_min(m->outputs - at, width);
     const int which = (m->scaled ? SCALED : 0) | (m->bias != NULL && !m->from_bias ? BIASED : 0);
     const uint8_t *matrix = m->blocks + first * m->stride;
-    const float *scale = (const float *)(const void *)matrix,
-                *bias = m->bias == NULL ? NULL : m->bias + at;
+    const float *scale = (const float *)(const void *)matrix;
+    const float *bias = m->bias == NULL ? NULL : m->bias + at;
     const float *const sums = m->from_bias ? bias : NULL;
     const int whole = CLB_SHARED_PRODUCTS && outputs == CLB_LANES; /* a constant number: moves */
     for (uint32_t row = 0; row < (CLB_TILE == 1 ? 1 : tile->computed); ++row) {
@@ -137,8 +141,8 @@ static void residual(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
     const uint16_t *values = places + m->entries;
     const int quantized = m->quantized;
     for (uint32_t cell = first * segments; cell < end * segments; ++cell) {
-        const uint32_t output = cell / segments * CLB_CELL_ROWS,
-                       input = cell % segments * CLB_CELL_COLS;
+        const uint32_t output = cell / segments * CLB_CELL_ROWS;
+        const uint32_t input = cell % segments * CLB_CELL_COLS;
         const uint32_t last_output = clb_min(m->outputs - output, CLB_CELL_ROWS) - 1;
         const uint32_t last_input = clb_min(m->cols - input, CLB_CELL_COLS) - 1;
         uint32_t at = clb_min(starts[cell], m->entries);
@@ -146,8 +150,10 @@ static void residual(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
         const uint32_t stop = clb_min(starts[cell + 1], at + most);
         while (at < stop) {
             const uint32_t count = clb_min(stop - at, BATCH);
-            uint32_t n[BATCH], k[BATCH];
-            float value[BATCH], part[BATCH];
+            uint32_t n[BATCH];
+            uint32_t k[BATCH];
+            float value[BATCH];
+            float part[BATCH];
             for (uint32_t i = 0; i < count; ++i) { /* unpacked once for all rows of the tile */
                 n[i] = clb_min(places[at + i] / CLB_CELL_COLS, last_output);
                 k[i] = clb_min(places[at + i] % CLB_CELL_COLS, last_input);

@@ -85,8 +85,8 @@ static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER
 
 static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER],
                             uint32_t inputs) {
-    const int8_t *w = (const int8_t *)(const void *)weights,
-                 *x = (const int8_t *)(const void *)&inputs;
+    const int8_t *w = (const int8_t *)(const void *)weights;
+    const int8_t *x = (const int8_t *)(const void *)&inputs;
     UNROLL_8 for (uint32_t i = 0; i < QUARTER; ++i) {
         sum[i] += w[i * 4] * x[0] + w[i * 4 + 1] * x[1] + w[i * 4 + 2] * x[2] + w[i * 4 + 3] * x[3];
     }
@@ -113,12 +113,12 @@ OF_MATRIX void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t outpu
                             const clb_tile *tile, uint32_t cols, float total[CLB_TILE][CLB_WIDTH]) {
     for (uint32_t row = 0; row < clb_rows(tile); ++row) {
         const clb_record x = clb_record_at(tile->a[row], cols);
-        const uint32_t *const inputs = (const uint32_t *)(const void *)x.q, *const end =
-                                                                                inputs +
-                                                                                clb_ceil(cols, 4);
+        const uint32_t *const inputs = (const uint32_t *)(const void *)x.q;
+        const uint32_t *const end = inputs + clb_ceil(cols, 4);
         for (uint32_t at = 0; at < outputs; at += QUARTER) {
             const uint8_t *block = matrix + at / CLB_LANES * stride + CLB_LANES * sizeof(float);
-            const uint32_t *w = (const uint32_t *)(const void *)block + at % CLB_LANES, *q = inputs;
+            const uint32_t *w = (const uint32_t *)(const void *)block + at % CLB_LANES;
+            const uint32_t *q = inputs;
             float *out = total[row] + at;
             for (const float *scale = x.scale; q < end; ++scale) {
                 const uint32_t fours = clb_min((uint32_t)(end - q), CLB_ACTIVATION_GROUP / 4);
@@ -151,7 +151,8 @@ OF_MATRIX void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t outpu
                     (const uint32_t *)(const void *)(x.q + (size_t)g * CLB_WEIGHT_GROUP);
                 int32_t sum[CLB_LANES] = {0};
                 for (uint32_t four = 0; four < 4; ++four) {
-                    uint32_t low[CLB_LANES], high[CLB_LANES];
+                    uint32_t low[CLB_LANES];
+                    uint32_t high[CLB_LANES];
                     ALL_LANES {
                         low[lane] = both[four * CLB_LANES + lane] & 0x0F0F0F0Fu;
                         high[lane] = both[four * CLB_LANES + lane] >> 4 & 0x0F0F0F0Fu;

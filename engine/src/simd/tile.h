@@ -139,7 +139,8 @@ FORCE_INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, c
                 prefetch(ahead + at + line, stride, 1);
             }
             const vf scale = f16_at(both_at(group, stride));
-            vi low[4], high[4];
+            vi low[4];
+            vi high[4];
             UNROLL_8 for (uint32_t c = 0; c < 4; ++c) {
                 const vi both = bytes_at(both_at(group + 16 + (size_t)c * 32, stride));
                 low[c] = low_nibbles(both);

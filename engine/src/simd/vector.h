@@ -95,7 +95,8 @@ static void unary(uint32_t func, float p0, float p1, const float *in, float *out
 static void binary(uint32_t func, const float *left, const float *right, float *out, size_t n) {
     for (size_t i = 0; i < n; i += STRIP) {
         const size_t count = n - i < STRIP ? n - i : STRIP;
-        float a[STRIP], b[STRIP];
+        float a[STRIP];
+        float b[STRIP];
         load_strip(a, left + i, count);
         load_strip(b, right + i, count);
         binary_strip(func, a, b);
@@ -160,7 +161,8 @@ static inline uint32_t scale_to(int8_t *q, const float *x, uint32_t n, float fac
 static void quantize(const float *x, float *record, uint32_t cols) {
     enum { PAD = SUMS ? CLB_WEIGHT_GROUP : 4 };
     int32_t *sums = (int32_t *)(void *)(record + clb_ceil(cols, CLB_ACTIVATION_GROUP));
-    int8_t *q = (int8_t *)(void *)(sums + clb_ceil(cols, CLB_WEIGHT_GROUP)), *const pad = q + cols;
+    int8_t *q = (int8_t *)(void *)(sums + clb_ceil(cols, CLB_WEIGHT_GROUP));
+    int8_t *const pad = q + cols;
     for (const float *end = x + cols; x < end;) {
         const uint32_t group = clb_min((uint32_t)(end - x), CLB_ACTIVATION_GROUP);
         const float *stop = x + group;
@@ -175,8 +177,8 @@ static void quantize(const float *x, float *record, uint32_t cols) {
             factor = saturated(factor, largest);
         }
         while (x < stop) {
-            const uint32_t left = (uint32_t)(stop - x),
-                           n = SUMS ? clb_min(left, CLB_WEIGHT_GROUP) : left;
+            const uint32_t left = (uint32_t)(stop - x);
+            const uint32_t n = SUMS ? clb_min(left, CLB_WEIGHT_GROUP) : left;
             uint32_t sum = 0;
             if (!usable) {
                 memset(q, 0, n);
