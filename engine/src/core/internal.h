@@ -73,13 +73,6 @@
 #define CLB_WIDTH  (CLB_PANEL * CLB_LANES) /* its outputs */
 #define CLB_SCALAR (CLB_PANEL == 1u) /* loops over lanes gain nothing, and a call to memcpy costs */
 
-#define RETURN_IF(condition, result)                                                               \
-    do {                                                                                           \
-        if (condition) {                                                                           \
-            return result;                                                                         \
-        }                                                                                          \
-    } while (0)
-
 /* A model whose structure has been proven; every pointer looks into the caller's read-only
  * bytes. */
 typedef struct {
