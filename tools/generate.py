@@ -110,17 +110,27 @@ def c_operations() -> str:
         ("CLB_BATCH_KERNELS", "batch", "what runs all samples of a batch together: code, clb_…"),
     ):
         lines += _x_macro(name, doc, [(o.name.upper(), o.kernel) for o in spec.operations(walk)])
+    records = [f"CLB_RANGES_OF_{record.upper()}" for record in spec.RANGES]
+    records[0] += " = CLB_OP_COUNT"
     lines += ["", "/* Words of a record, of an operation from w0 on, that have a range. */", "typedef struct {",
-              "    uint16_t code; /* an operation's, or CLB_RANGES_OF_LAYER */", "    uint8_t first, count;",
+              "    uint16_t code; /* an operation's, or a record's */", "    uint8_t first, count;",
               "    uint32_t least, most;", "} clb_range;",
-              "enum { CLB_RANGES_OF_LAYER = CLB_OP_COUNT };", ""]  # fmt: skip
+              f"enum {{ {', '.join(records)} }};", ""]  # fmt: skip
     ranges = [f"X(CLB_OP_{o.name.upper()}, {w.at}, {w.count}, {w.least}, {w.most}u)"
               for o in spec.OPERATIONS for w in spec.VIEWS[o.view] if _range(w)]  # fmt: skip
-    layer = spec.LAYER.dtype.fields or {}
-    ranges += [f"X(CLB_RANGES_OF_LAYER, {layer[name][1] // 4}, 1, {least}, {most}u)"
-               for name, (least, most) in spec.LAYER_RANGES.items()]  # fmt: skip
+    ranges += [f"X(CLB_RANGES_OF_{record.upper()}, {_word(record, field)}, {_count(record, field)}, {least}, {most}u)"
+               for record, fields in spec.RANGES.items() for field, (least, most) in fields.items()]  # fmt: skip
     lines += macro("CLB_RANGES(X)", ranges)
     return "\n".join([*lines, "", "#endif", ""])
+
+
+def _word(record: str, field: str) -> int:
+    """Where a field is in its record, in words of 32 bits."""
+    return int((spec.RECORDS[record].dtype.fields or {})[field][1]) // 4
+
+
+def _count(record: str, field: str) -> int:
+    return next(f.count for f in spec.RECORDS[record].fields if f.name == field)
 
 
 def _x_macro(name: str, doc: str, rows: Sequence[tuple[str, ...]]) -> list[str]:

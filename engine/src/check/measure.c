@@ -18,12 +18,19 @@ uint64_t clb_times(uint64_t a, uint64_t b) {
 #define RANGE(code, first, count, least, most) {code, first, count, least, most},
 static const clb_range ranges[] = {CLB_RANGES(RANGE)};
 
-int clb_words_fit(uint32_t code, const uint32_t *words) {
+int clb_words_fit(uint32_t code, const void *record) {
+    const uint32_t *words = record;
     for (size_t n = 0; n < sizeof ranges / sizeof ranges[0]; ++n) {
         const clb_range *r = &ranges[n];
-        if (r->code == code && !clb_within(words + r->first, r->count, r->least, r->most)) return 0;
+        for (uint32_t i = r->first; r->code == code && i < r->first + r->count; ++i) {
+            if (words[i] < r->least || words[i] > r->most) return 0;
+        }
     }
     return 1;
+}
+
+int clb_inside(uint64_t at, uint64_t size, uint64_t begin, uint64_t end) {
+    return at >= begin && at <= end && size <= end - at;
 }
 
 int clb_is_vector(const clb_tensor *t, uint32_t n) {

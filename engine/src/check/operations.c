@@ -12,8 +12,8 @@ static const struct {
 } known[] = {CLB_OPERATIONS(ENTRY)};
 _Static_assert(sizeof known / sizeof known[0] == CLB_OP_COUNT, "every operation has a proof");
 
-uint32_t clb_traits(const clb_op *op) {
-    return op->code < CLB_OP_COUNT ? known[op->code].traits : 0;
+int clb_has(const clb_op *op, uint32_t trait) {
+    return op->code < CLB_OP_COUNT && (known[op->code].traits & trait) != 0;
 }
 
 void clb_uses(const clb_model *model, const clb_op *op, clb_use uses[CLB_OPERANDS]) {
@@ -46,33 +46,34 @@ uint64_t clb_work_floats(const clb_model *model, const clb_op *op, uint64_t samp
 static int functions_fit(const clb_op *op) {
     const int two = op->code == CLB_OP_MAP2;
     const uint32_t most = two ? CLB_UNARY_COUNT : 1;
-    const int one = (clb_traits(op) & CLB_ENDS_IN_FUNCTION) != 0;
-    const uint32_t function = two ? op->before : one ? op->func : CLB_UNARY_IDENTITY;
-    const int parameter = function == CLB_UNARY_EXP && op->alpha != 0.0f;
-    if (parameter || op->func >= known[op->code].functions) return 0;
-    return op->before < most && op->after < most;
+    const uint32_t own = clb_has(op, CLB_ENDS_IN_FUNCTION) ? op->func : CLB_UNARY_IDENTITY;
+    const uint32_t function = two ? op->before : own;
+    if (function == CLB_UNARY_EXP && op->alpha != 0.0f) return 0;
+    return op->func < known[op->code].functions && op->before < most && op->after < most;
 }
 
 /* The memory for an operation's own use ends where its kind of memory does. */
 static int kept_fits(const clb_subject *s) {
-    const uint64_t end = (clb_traits(s->op) & CLB_KEEPS_CACHE) != 0
-                             ? s->model->header->context_bytes
-                             : s->scope->arena_end;
+    const clb_header *h = s->model->header;
+    const uint64_t end = clb_has(s->op, CLB_KEEPS_CACHE) ? h->context_bytes : s->scope->arena_end;
     const uint64_t at = s->op->work.offset;
+    const uint64_t floats = known[s->op->code].proof->kept(s);
     if (s->op->work.space != CLB_SPACE_ARENA || at % CLB_ALIGN_BUFFER != 0) return 0;
-    return at >= CLB_HEAD_BYTES && at <= end &&
-           known[s->op->code].proof->kept(s) <= (end - at) / sizeof(float);
+    return at >= CLB_HEAD_BYTES && at <= end && floats <= (end - at) / sizeof(float);
+}
+
+/* Whether the program may hold such an operation here. */
+static int belongs(const clb_subject *s) {
+    const int positions = s->model->header->context_tokens != 0;
+    if (s->op->code >= CLB_OP_COUNT || s->op->rows < 1 || s->op->rows > CLB_LIMIT) return 0;
+    if (clb_has(s->op, CLB_KNOWS_POSITIONS) && !positions) return 0;
+    return !clb_has(s->op, CLB_RUNS_ALL_SAMPLES) || s->scope->expert == NULL;
 }
 
 int clb_op_fits(const clb_subject *s) {
-    const int nowhere =
-        (clb_traits(s->op) & CLB_KNOWS_POSITIONS) != 0 && s->model->header->context_tokens == 0;
-    const int inside = (clb_traits(s->op) & CLB_RUNS_ALL_SAMPLES) != 0 && s->scope->expert != NULL;
-    if (s->op->code >= CLB_OP_COUNT || nowhere || inside) return 0;
+    if (!belongs(s) || !functions_fit(s->op)) return 0;
+    if (!clb_words_fit(s->op->code, &s->op->w0)) return 0;
     const clb_proof *proof = known[s->op->code].proof;
-    if (!clb_within(&s->op->rows, 1, 1, CLB_LIMIT) || !functions_fit(s->op) ||
-        !clb_words_fit(s->op->code, &s->op->w0)) {
-        return 0;
-    }
-    return (proof->fits == NULL || proof->fits(s)) && (proof->kept == NULL || kept_fits(s));
+    if (proof->fits != NULL && !proof->fits(s)) return 0;
+    return proof->kept == NULL || kept_fits(s);
 }

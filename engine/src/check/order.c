@@ -49,8 +49,6 @@ typedef struct {
     missing missing; /* of that operation; here once, for a small stack */
 } flow;
 
-static int has(const clb_op *op, uint32_t trait) { return (clb_traits(op) & trait) != 0; }
-
 static int looks_too_often(flow *f) { return ++f->looks > LOOKS; }
 
 /* Of operation `n`, where that is the last loop before it. */
@@ -181,10 +179,11 @@ static int same_places(const flow *f, const clb_operand *a, stretch in_a, const 
 
 /* Whether quantised rows are read as they were written. */
 static int same_rows(const clb_use *out, const clb_use *in) {
-    return out->cols == in->cols && out->rows == in->rows && out->at->offset == in->at->offset &&
-           out->at->sample_stride == in->at->sample_stride &&
-           out->at->step_stride == in->at->step_stride &&
-           (out->rows == 1 || out->at->row_stride == in->at->row_stride);
+    const clb_operand *to = out->at;
+    const clb_operand *from = in->at;
+    const int next = out->rows == 1 || to->row_stride == from->row_stride;
+    if (out->cols != in->cols || out->rows != in->rows || to->offset != from->offset) return 0;
+    return next && to->sample_stride == from->sample_stride && to->step_stride == from->step_stride;
 }
 
 /* What an operation in the reader's own loop has written when it is read: `before` the reader in a
@@ -222,7 +221,7 @@ static int look_at(flow *f, uint32_t n, uint32_t loop, enum when when, missing *
     clb_uses(f->model, op, uses);
     const clb_use *out = &uses[CLB_OUT];
     const stretch wide = of_all(f, m->use.at, m->left);
-    const int arena = m->use.at->space == CLB_SPACE_ARENA && !has(op, CLB_READS_KEPT);
+    const int arena = m->use.at->space == CLB_SPACE_ARENA && !clb_has(op, CLB_READS_KEPT);
     if (arena && meet(wide, work_of(f, op))) return 0;
     if (out->floats == 0 || out->at->space != m->use.at->space) return 1;
     const stretch once = stretch_of(out, 1);
@@ -306,8 +305,9 @@ static int reads_what_is_written(flow *f, uint32_t n, const clb_use *u) {
 static int in_place(const clb_op *op, const clb_use *u, const clb_use *out) {
     const clb_operand *v = u->at;
     const clb_operand *to = out->at;
-    const int map = has(op, CLB_HAS_AXES);
-    if (!has(op, CLB_IN_PLACE) || v->offset != to->offset || v->step_stride != to->step_stride) {
+    const int map = clb_has(op, CLB_HAS_AXES);
+    if (!clb_has(op, CLB_IN_PLACE) || v->offset != to->offset ||
+        v->step_stride != to->step_stride) {
         return 0;
     }
     if (op->rows > 1 && v->row_stride != to->row_stride) return 0;
@@ -344,7 +344,7 @@ overwrites_nothing(flow *f, const clb_op *op, const clb_use uses[CLB_OPERANDS], 
         const int arena = u->at->space == CLB_SPACE_ARENA;
         if (arena && meet(of_all(f, u->at, stretch_of(u, steps)), work_of(f, op))) return 0;
     }
-    if (has(op, CLB_STORES_FIRST)) return 1;
+    if (clb_has(op, CLB_STORES_FIRST)) return 1;
     return !overwrites(f, op, &uses[CLB_A], &uses[CLB_OUT], steps) &&
            !overwrites(f, op, &uses[CLB_B], &uses[CLB_OUT], steps);
 }
@@ -381,10 +381,8 @@ int clb_in_order(const clb_model *m) {
     const clb_expert *last = NULL;
     for (uint32_t n = 0; n < h->experts; ++n) {
         const clb_expert *e = &m->experts[n];
-        if (e->ops == 0 ||
-            (last != NULL && last->first_op == e->first_op && last->layer == e->layer)) {
-            continue;
-        }
+        const int same_ops = last != NULL && last->first_op == e->first_op;
+        if (e->ops == 0 || (same_ops && last->layer == e->layer)) continue;
         f.layer = &m->layers[e->layer];
         f.ops = m->ops + e->first_op;
         f.first = 0;

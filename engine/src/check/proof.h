@@ -61,8 +61,8 @@ typedef struct {
     uint64_t macs, work, bytes;
 } clb_cost;
 
-/* measure.c: words of a record are in the range that spec.py has of them */
-int clb_words_fit(uint32_t code, const uint32_t *words);
+/* measure.c: `size` bytes or records from `at` on lie between `begin` and `end` */
+int clb_inside(uint64_t at, uint64_t size, uint64_t begin, uint64_t end);
 
 /* measure.c: sums and products that stop at UINT64_MAX, which no sound model reaches */
 uint64_t clb_plus(uint64_t a, uint64_t b);
@@ -82,7 +82,7 @@ void clb_uses(const clb_model *model, const clb_op *op, clb_use uses[CLB_OPERAND
 clb_cost clb_cost_of(const clb_model *model, const clb_op *op);
 uint64_t clb_work_floats(const clb_model *model, const clb_op *op, uint64_t samples);
 int clb_op_fits(const clb_subject *s);
-uint32_t clb_traits(const clb_op *op);
+int clb_has(const clb_op *op, uint32_t trait);
 
 /* moe.c: up to where the experts' scratch memory begins; routing.c: a layer's descriptor */
 uint64_t clb_workspace_floats(const clb_op *op, const clb_layer *layer, uint64_t samples);

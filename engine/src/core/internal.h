@@ -73,6 +73,9 @@
 #define CLB_WIDTH  (CLB_PANEL * CLB_LANES) /* its outputs */
 #define CLB_SCALAR (CLB_PANEL == 1u) /* loops over lanes gain nothing, and a call to memcpy costs */
 
+/* What lies there. */
+static inline const void *clb_at(const uint8_t *bytes, uint64_t offset) { return bytes + offset; }
+
 /* A model whose structure has been proven; every pointer looks into the caller's read-only
  * bytes. */
 typedef struct {
@@ -185,9 +188,12 @@ extern const clb_kernels CLB_V128;
 CLB_INTERNAL const clb_kernels *clb_kernels_at(
     uint32_t n); /* the n-th best this processor runs, from 0; NULL where there are no more */
 
+/* check/measure.c: words of a record, of an operation from w0 on, are in the range that spec.py has
+ * of them */
+int clb_words_fit(uint32_t code, const void *record);
+
 /* parse.c, of a header alone; check/file.c */
 CLB_INTERNAL int clb_read_header(const uint8_t *model, const clb_header **header);
-int clb_within(const uint32_t *values, size_t n, uint32_t least, uint32_t most);
 CLB_INTERNAL int clb_validate(const uint8_t *model, uint64_t size, clb_model *parsed);
 void clb_parse(const uint8_t *model, clb_model *parsed);
 
@@ -221,12 +227,25 @@ CLB_WALK void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t first,
  * are set already. */
 CLB_WALK void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame *frame,
                             uint32_t *sample, uint32_t *row, clb_tile *tile);
-CLB_WALK const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number);
+/* A tensor that an operation names; NULL where it names none. */
+CLB_WALK const void *clb_tensor_at(const clb_frame *frame, uint32_t number);
 
 /* Row `row` of sample `sample` of an operand; `constant` is the tensor it reads where its space is
  * `const`. */
 CLB_WALK const float *clb_locate(const clb_operand *v, const clb_frame *frame,
                                  const float *constant, size_t sample, size_t row);
+
+/* Likewise of what an operation writes: only what the validator has found to be written is written
+ * through this. */
+static inline float *clb_out_row(const clb_op *op, const clb_frame *frame, size_t sample,
+                                 size_t row) {
+    return (float *)(uintptr_t)clb_locate(&op->out, frame, NULL, sample, row);
+}
+
+/* The memory for an operation's own use. */
+static inline void *clb_work_at(const clb_op *op, const clb_frame *frame) {
+    return frame->arena + op->work.offset;
+}
 
 /* Let a product compute what takes less time than the tile's rows alone. */
 CLB_WALK void clb_pad_tile(clb_tile *tile);

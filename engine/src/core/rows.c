@@ -40,7 +40,7 @@ CLB_WALK void clb_no_expert(const clb_routed *routed, uint32_t count) {
     }
 }
 
-CLB_WALK const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number) {
+CLB_WALK const void *clb_tensor_at(const clb_frame *frame, uint32_t number) {
     return number == CLB_NONE ? NULL : frame->weights + frame->tensors[number].offset;
 }
 

@@ -65,11 +65,18 @@ enum clb_trait {
 
 /* Words of a record, of an operation from w0 on, that have a range. */
 typedef struct {
-    uint16_t code; /* an operation's, or CLB_RANGES_OF_LAYER */
+    uint16_t code; /* an operation's, or a record's */
     uint8_t first, count;
     uint32_t least, most;
 } clb_range;
-enum { CLB_RANGES_OF_LAYER = CLB_OP_COUNT };
+enum {
+    CLB_RANGES_OF_HEADER = CLB_OP_COUNT,
+    CLB_RANGES_OF_PORT,
+    CLB_RANGES_OF_OPERAND,
+    CLB_RANGES_OF_TENSOR,
+    CLB_RANGES_OF_EXPERT,
+    CLB_RANGES_OF_LAYER
+};
 
 #define CLB_RANGES(X)                                                                              \
     X(CLB_OP_LINEAR, 3, 1, 1, 1073741824u)                                                         \
@@ -114,6 +121,21 @@ enum { CLB_RANGES_OF_LAYER = CLB_OP_COUNT };
     X(CLB_OP_DELAY, 3, 1, 1, 1073741824u)                                                          \
     X(CLB_OP_DELAY, 4, 1, 1, 1073741824u)                                                          \
     X(CLB_OP_DELAY, 5, 1, 0, 1073741824u)                                                          \
+    X(CLB_RANGES_OF_HEADER, 3, 1, 1, 4294967295u)                                                  \
+    X(CLB_RANGES_OF_HEADER, 16, 1, 1, 4294967295u)                                                 \
+    X(CLB_RANGES_OF_HEADER, 17, 1, 1, 4294967295u)                                                 \
+    X(CLB_RANGES_OF_HEADER, 19, 1, 1, 4294967295u)                                                 \
+    X(CLB_RANGES_OF_HEADER, 20, 1, 1, 4294967295u)                                                 \
+    X(CLB_RANGES_OF_HEADER, 29, 1, 0, 1073741824u)                                                 \
+    X(CLB_RANGES_OF_HEADER, 37, 1, 0, 1073741824u)                                                 \
+    X(CLB_RANGES_OF_HEADER, 44, 19, 0, 0u)                                                         \
+    X(CLB_RANGES_OF_PORT, 9, 1, 0, 6u)                                                             \
+    X(CLB_RANGES_OF_OPERAND, 2, 1, 0, 1073741824u)                                                 \
+    X(CLB_RANGES_OF_OPERAND, 3, 1, 0, 1073741824u)                                                 \
+    X(CLB_RANGES_OF_OPERAND, 5, 1, 0, 1073741824u)                                                 \
+    X(CLB_RANGES_OF_TENSOR, 5, 1, 1, 1073741824u)                                                  \
+    X(CLB_RANGES_OF_TENSOR, 6, 1, 1, 1073741824u)                                                  \
+    X(CLB_RANGES_OF_EXPERT, 12, 4, 0, 0u)                                                          \
     X(CLB_RANGES_OF_LAYER, 0, 1, 1, 65535u)                                                        \
     X(CLB_RANGES_OF_LAYER, 1, 1, 1, 1073741824u)                                                   \
     X(CLB_RANGES_OF_LAYER, 2, 1, 0, 4u)                                                            \

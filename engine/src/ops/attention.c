@@ -9,8 +9,8 @@ typedef struct {
     const clb_op *op;
     const clb_frame *frame;
     cache c;
-    const float *sinks,
-        *bias; /* NULL: none; of each head `span` biases, the own position's in the `middle` */
+    const float *sinks; /* NULL: none */
+    const float *bias;  /* NULL: none; of each head `span`, the own position's in the `middle` */
     uint32_t samples, group, tiles, span, middle; /* tiles: of a key head */
 } attention;
 
@@ -59,7 +59,8 @@ CLB_STATIC_WALK void weigh(const attention *t, query *row, float *w, uint32_t st
 
 CLB_STATIC_WALK void panels(const clb_kernels *kernels, const clb_matrix *m, clb_tile *tile) {
     clb_pad_tile(tile);
-    for (uint32_t at = 0, blocks = clb_ceil(m->outputs, CLB_LANES); at < blocks; at += CLB_PANEL) {
+    const uint32_t blocks = clb_ceil(m->outputs, CLB_LANES);
+    for (uint32_t at = 0; at < blocks; at += CLB_PANEL) {
         CLB_PANEL_OF(kernels)(m, tile, at, clb_min(blocks - at, CLB_PANEL));
     }
 }
@@ -100,43 +101,65 @@ CLB_STATIC_WALK void look(const attention *t, query *rows, uint32_t n, uint32_t 
     panels(kernels, &m, &tile);
 }
 
-/* Task `index`: one tile. Where several rows see a whole page, they look at it together. */
+/* One past the last position that a token sees, where the first of the batch is `here`. */
+CLB_STATIC_WALK uint32_t end_of(const attention *t, uint32_t here, uint32_t sample) {
+    const uint32_t sight = t->op->attention.sight;
+    if (sight == CLB_SIGHT_SOURCE) return t->frame->ctx->source;
+    return here + (sight == CLB_SIGHT_ALL ? t->samples : sample + 1);
+}
+
+/* Row `number` of a key head's, which has seen nothing yet. */
+CLB_STATIC_WALK query query_of(const attention *t, uint32_t head, uint32_t number) {
+    const uint32_t here = t->frame->position;
+    const uint32_t sample = number / t->group;
+    const uint32_t own = head * t->group + number % t->group;
+    query row = {.best = -clb_inf(), .last = end_of(t, here, sample) - 1};
+    row.q = clb_locate(&t->op->a, t->frame, NULL, sample, own);
+    row.out = clb_out_row(t->op, t->frame, sample, own);
+    if (t->bias != NULL) {
+        row.bias = t->bias + (size_t)own * t->span + (t->middle - here - sample);
+    }
+    if (t->sinks != NULL) {
+        row.best = t->sinks[own];
+        row.sum = 1.0f;
+    }
+    memset(row.out, 0, t->c.value * sizeof(float));
+    return row;
+}
+
+/* Rows from the first on that look at a page together: those that end in the same place of it, or
+ * see all of it. */
+CLB_STATIC_WALK uint32_t together(const attention *t, const query *rows, uint32_t n,
+                                  uint32_t next) {
+    const uint32_t last = rows[0].last;
+    uint32_t count = 1;
+    for (; count < n; ++count) {
+        const uint32_t its = rows[count].last;
+        const int whole = next <= last && clb_first_seen(t->op, its) < next;
+        if (its != last && !whole) break;
+    }
+    return count;
+}
+
+/* Task `index`: one tile. */
 CLB_STATIC_WALK void attend(void *arg, uint32_t index) {
     const attention *t = arg;
-    const uint32_t sight = t->op->attention.sight;
-    const uint32_t here = t->frame->position;
     const uint32_t head = index / t->tiles;
     const uint32_t from = index % t->tiles * CLB_TILE;
     const uint32_t n = clb_min(t->samples * t->group - from, CLB_TILE);
     query rows[CLB_TILE];
     for (uint32_t i = 0; i < n; ++i) {
-        const uint32_t sample = (from + i) / t->group;
-        const uint32_t own = head * t->group + (from + i) % t->group;
-        rows[i].q = clb_locate(&t->op->a, t->frame, NULL, sample, own);
-        rows[i].out = (float *)(uintptr_t)clb_locate(&t->op->out, t->frame, NULL, sample, own);
-        rows[i].bias =
-            t->bias == NULL ? NULL : t->bias + (size_t)own * t->span + (t->middle - here - sample);
-        rows[i].last = (sight == CLB_SIGHT_SOURCE ? t->frame->ctx->source
-                        : sight == CLB_SIGHT_ALL  ? here + t->samples
-                                                  : here + sample + 1) -
-                       1;
-        rows[i].best = t->sinks == NULL ? -clb_inf() : t->sinks[own];
-        rows[i].sum = t->sinks == NULL ? 0.0f : 1.0f;
-        memset(rows[i].out, 0, t->c.value * sizeof(float));
+        rows[i] = query_of(t, head, from + i);
     }
-    for (uint32_t page = clb_first_seen(t->op, here + from / t->group) / CLB_PAGE;
-         page <= rows[n - 1].last / CLB_PAGE; ++page) {
-        for (uint32_t i = 0, end; i < n; i = end) {
+    uint32_t page = clb_first_seen(t->op, t->frame->position + from / t->group) / CLB_PAGE;
+    for (; page <= rows[n - 1].last / CLB_PAGE; ++page) {
+        const uint32_t next = (page + 1) * CLB_PAGE;
+        for (uint32_t i = 0, count; i < n; i += count) {
             const uint32_t last = rows[i].last;
-            const uint32_t next = (page + 1) * CLB_PAGE;
-            for (end = i + 1;
-                 end < n && (rows[end].last == last ||
-                             (next <= last && clb_first_seen(t->op, rows[end].last) < next));
-                 ++end) {
-            }
+            count = together(t, rows + i, n - i, next);
             if (page * CLB_PAGE <= last && clb_first_seen(t->op, last) < next) {
-                look(t, rows + i, end - i, page, keys_at(&t->c, head, page),
-                     clb_min(last + 1, next) - page * CLB_PAGE);
+                const uint32_t seen = clb_min(last + 1, next) - page * CLB_PAGE;
+                look(t, rows + i, count, page, keys_at(&t->c, head, page), seen);
             }
         }
     }
@@ -157,8 +180,8 @@ CLB_WALK void clb_attention(const clb_op *op, uint32_t samples, const clb_frame 
                    .c = cache_of(op, frame),
                    .samples = samples,
                    .group = group,
-                   .sinks = (const float *)(const void *)clb_tensor_at(frame, op->attention.sinks),
-                   .bias = (const float *)(const void *)clb_tensor_at(frame, op->attention.biases),
+                   .sinks = clb_tensor_at(frame, op->attention.sinks),
+                   .bias = clb_tensor_at(frame, op->attention.biases),
                    .span = span,
                    .middle = op->attention.sight == CLB_SIGHT_ALL ? span / 2 : span - 1,
                    .tiles = clb_ceil(samples * group, CLB_TILE)};

@@ -16,8 +16,8 @@ enum {
 typedef struct {
     uint8_t *at;
     uint32_t layout, key, value, heads, pages;
-    size_t key_stride, value_stride, values,
-        page; /* bytes of 8 keys, of 8 elements of all values, of the keys, of all */
+    /* bytes of 8 keys, of 8 elements of all values, of the keys, of all */
+    size_t key_stride, value_stride, values, page;
 } cache;
 
 /* cache.c: bytes of a page of one key head */
@@ -26,7 +26,7 @@ CLB_INTERNAL uint64_t clb_page_bytes(uint32_t format, uint32_t key, uint32_t val
 CLB_STATIC_WALK cache cache_of(const clb_op *op, const clb_frame *frame) {
     const uint32_t layout = CACHE_LAYOUT + op->func;
     const size_t key_stride = (size_t)clb_block_bytes(layout, op->attention.key);
-    return (cache){.at = frame->arena + op->work.offset,
+    return (cache){.at = clb_work_at(op, frame),
                    .layout = layout,
                    .key = op->attention.key,
                    .value = op->attention.value,

@@ -17,7 +17,7 @@ CLB_STATIC_WALK void copy(float *to, const float *from, size_t n) {
 CLB_WALK void clb_delay(const clb_op *op, uint32_t samples, const clb_frame *frame) {
     const size_t n = op->delay.width;
     const size_t slots = op->delay.slots;
-    float *kept = (float *)(void *)(frame->arena + op->work.offset);
+    float *kept = clb_work_at(op, frame);
     for (uint32_t s = 0; s < samples && op->a.space != CLB_SPACE_NONE; ++s) {
         copy(kept + (frame->position + s) % slots * n, clb_locate(&op->a, frame, NULL, s, 0), n);
     }
@@ -25,7 +25,7 @@ CLB_WALK void clb_delay(const clb_op *op, uint32_t samples, const clb_frame *fra
         const size_t position = (size_t)frame->position + s;
         for (uint32_t row = 0; row < op->rows; ++row) {
             const size_t steps = op->delay.steps - row * op->delay.apart;
-            float *out = (float *)(uintptr_t)clb_locate(&op->out, frame, NULL, s, row);
+            float *out = clb_out_row(op, frame, s, row);
             if (position < steps) {
                 memset(out, 0, n * sizeof *out);
             } else {
@@ -43,17 +43,17 @@ static int delay_fits(const clb_subject *s) {
     const clb_op *op = s->op;
     const uint64_t tokens = s->model->header->context_tokens;
     const uint64_t chunk = s->samples < tokens ? s->samples : tokens;
-    return (op->rows - 1) * (uint64_t)op->delay.apart <= op->delay.steps &&
-           op->delay.slots >= op->delay.steps + chunk;
+    const uint64_t apart = (op->rows - 1) * (uint64_t)op->delay.apart;
+    return apart <= op->delay.steps && op->delay.slots >= op->delay.steps + chunk;
 }
 
 /* It stores one row, if it has one, and recalls all that look back from there, if anybody wants
  * them. */
 static void delay_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
     const clb_op *op = s->op;
-    const uint32_t width = op->delay.width;
-    clb_plain(uses, op->a.space == CLB_SPACE_NONE ? 0 : width, 0,
-              op->out.space == CLB_SPACE_NONE ? 0 : width);
+    const uint32_t stored = op->a.space == CLB_SPACE_NONE ? 0 : op->delay.width;
+    const uint32_t recalled = op->out.space == CLB_SPACE_NONE ? 0 : op->delay.width;
+    clb_plain(uses, stored, 0, recalled);
     uses[CLB_A].rows = 1;
 }
 

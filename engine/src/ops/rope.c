@@ -5,13 +5,13 @@ CLB_WALK void clb_rope(const clb_op *op, uint32_t samples, const clb_frame *fram
     const uint32_t n = op->rope.size;
     const uint32_t turned = op->rope.turned;
     const uint32_t half = turned / 2;
-    const float *table = (const float *)(const void *)clb_tensor_at(frame, op->rope.table);
+    const float *table = clb_tensor_at(frame, op->rope.table);
     for (uint32_t s = 0; s < samples; ++s) {
         const float *cosine = table + (size_t)(frame->position + s) * turned;
         const float *sine = cosine + half;
         for (uint32_t row = 0; row < op->rows; ++row) {
             const float *x = clb_locate(&op->a, frame, NULL, s, row);
-            float *y = (float *)(uintptr_t)clb_locate(&op->out, frame, NULL, s, row);
+            float *y = clb_out_row(op, frame, s, row);
             for (uint32_t i = 0; i < half; ++i) {
                 const float a = x[i];
                 const float b = x[half + i];

@@ -138,24 +138,20 @@ CLB_WALK void clb_route(const clb_layer *layer, const clb_gate *gate, const floa
 /* Rules that fit together; a sparse mixer remembers up to 8 choices. */
 static int rules_fit(const clb_layer *l) {
     const int softmax = l->normalize == CLB_NORMALIZE_SOFTMAX;
-    if (l->score == CLB_SCORE_SPARSE_MIXER &&
-        (l->normalize != CLB_NORMALIZE_NONE || l->groups > 1 || l->k > 8)) {
-        return 0;
-    }
+    const int plain = l->normalize == CLB_NORMALIZE_NONE && l->groups == 1 && l->k <= 8;
+    if (l->score == CLB_SCORE_SPARSE_MIXER && !plain) return 0;
     return l->score == CLB_SCORE_LOGIT ? softmax || l->normalize == CLB_NORMALIZE_ONE : !softmax;
 }
 
 int clb_layer_fits(const clb_header *h, const clb_layer *l, uint32_t first_expert) {
-    const int finite =
-        l->scale - l->scale == 0.0f && l->epsilon - l->epsilon == 0.0f && l->epsilon >= 0.0f;
-    const int quantized = l->quantized == 0 || clb_record_floats(l->quantized) == l->d_in;
-    if (!clb_words_fit(CLB_RANGES_OF_LAYER, &l->experts) || l->experts % l->groups != 0 ||
-        l->kept_groups > l->groups) {
-        return 0;
-    }
+    if (!clb_words_fit(CLB_RANGES_OF_LAYER, l)) return 0;
     if (l->first_expert != first_expert || l->experts > h->experts - first_expert) return 0;
+    if (l->experts % l->groups != 0 || l->kept_groups > l->groups) return 0;
     const uint64_t eligible = (uint64_t)l->kept_groups * (l->experts / l->groups);
-    return l->k <= eligible && finite && quantized && rules_fit(l);
+    const int finite = l->scale - l->scale == 0.0f && l->epsilon - l->epsilon == 0.0f;
+    if (l->quantized != 0 && clb_record_floats(l->quantized) != l->d_in) return 0;
+    if (!finite || l->epsilon < 0.0f) return 0;
+    return l->k <= eligible && rules_fit(l);
 }
 
 #endif

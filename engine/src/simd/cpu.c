@@ -12,8 +12,8 @@ static int has(unsigned registers, unsigned in_b, unsigned in_c) {
     unsigned a, b, c, d, low, high;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_F16C)) return 0;
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return (low & registers) == registers && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
-           (b & in_b) == in_b && (c & in_c) == in_c;
+    if ((low & registers) != registers || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+    return (b & in_b) == in_b && (c & in_c) == in_c;
 }
 
 #endif

@@ -439,12 +439,20 @@ def operations(walk: str = "", trait: str = "") -> tuple[Operation, ...]:
     return tuple(o for o in OPERATIONS if walk in ("", o.walk) and trait in ("", *o.traits))
 
 
-# Ranges of a layer's fields that are proven field by field.
-LAYER_RANGES = {
-    "experts": (1, MAX_EXPERTS), "k": (1, LIMIT), "score": (0, len(SCORES) - 1), "normalize": (0, len(NORMALIZE) - 1),
-    "d_in": (1, LIMIT), "d_out": (1, LIMIT), "tile": (1, EXPERT_TILE), "groups": (1, LIMIT), "kept_groups": (1, LIMIT),
-    "group_rule": (0, len(GROUP_RULES) - 1), "capacity": (0, LIMIT), "apply": (0, len(APPLY) - 1),
-    "quantized": (0, LIMIT // 2),
+# Ranges of fields that are proven one by one; those of an operation's words are in VIEWS. What is reserved is 0.
+RANGES: dict[str, dict[str, tuple[int, int]]] = {
+    "header": {"max_batch": (1, NONE), "input_floats": (1, NONE), "output_floats": (1, NONE), "inputs": (1, NONE),
+               "outputs": (1, NONE), "experts": (0, LIMIT), "context_tokens": (0, LIMIT), "reserved": (0, 0)},
+    "port": {"rank": (0, 6)},
+    "operand": {"sample_stride": (0, LIMIT), "row_stride": (0, LIMIT), "step_stride": (0, LIMIT)},
+    "tensor": {"rows": (1, LIMIT), "cols": (1, LIMIT)},
+    "expert": {"reserved": (0, 0)},
+    "layer": {
+        "experts": (1, MAX_EXPERTS), "k": (1, LIMIT), "score": (0, len(SCORES) - 1),
+        "normalize": (0, len(NORMALIZE) - 1), "d_in": (1, LIMIT), "d_out": (1, LIMIT), "tile": (1, EXPERT_TILE), "groups": (1, LIMIT),
+        "kept_groups": (1, LIMIT), "group_rule": (0, len(GROUP_RULES) - 1), "capacity": (0, LIMIT), "apply": (0, len(APPLY) - 1),
+        "quantized": (0, LIMIT // 2),
+    },
 }  # fmt: skip
 
 RECORDS = {r.name: r for r in (HEADER, PORT, OPERAND, OP, TENSOR, LAYER, EXPERT, GOLDEN)}
