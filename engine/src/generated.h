@@ -24,7 +24,7 @@
  * The bytes may come from a file of their own, so that they can be another export's than the
  * program. */
 static inline int clb_read_header(const uint8_t *model, const clb_header **header) {
-    *header = (const clb_header *)(const void *)colibri_model;
+    *header = clb_at(colibri_model, 0);
     if (model != colibri_model) return COLIBRI_ERR_MAGIC;
     return (*header)->header_crc == CLB_DIGEST ? COLIBRI_OK : COLIBRI_ERR_HEADER;
 }

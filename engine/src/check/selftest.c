@@ -28,7 +28,7 @@ int colibri_selftest(colibri_context_t *ctx, float *output) {
     if (ctx->seal != clb_seal(ctx)) return COLIBRI_ERR_DAMAGED;
     if (ctx->busy) return COLIBRI_ERR_BUSY;
     if (CLB_USED_TEXT && (ctx->position | ctx->source) != 0) return COLIBRI_ERR_UNFINISHED;
-    const clb_header *header = (const clb_header *)(const void *)ctx->model;
+    const clb_header *header = clb_at(ctx->model, 0);
     colibri_route_hook *const hook = ctx->on_route;
     void *const user = ctx->user;
     int result = header->golden_rows > 0 ? COLIBRI_OK : COLIBRI_ERR_SELFTEST;

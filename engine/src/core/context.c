@@ -56,26 +56,31 @@ int colibri_get_num_experts(const uint8_t *model_bin) {
     return error == COLIBRI_OK ? (int)header->experts : -error;
 }
 
+/* Whether a text that has come to `position` has room for more tokens. */
+static inline int has_room(const colibri_context_t *ctx, uint32_t position, uint32_t more) {
+    const uint32_t most = ctx->context_tokens;
+    return position <= most && more <= most - position && ctx->source <= most;
+}
+
 /* The rows of a context that runs nothing else; an enum colibri_error. */
 CLB_STATIC_WALK int run(colibri_context_t *ctx, const float *input, float *output, int batch_size) {
     if (ctx->seal != clb_seal(ctx)) return COLIBRI_ERR_DAMAGED;
-    const clb_header *header = (const clb_header *)(const void *)ctx->model;
+    const clb_header *header = clb_at(ctx->model, 0);
     const uint32_t samples = (uint32_t)batch_size;
     const uint32_t tokens = CLB_USED_TEXT ? header->context_tokens : 0;
-    const int reads =
-        CLB_USED_SOURCE && header->encoder_ops != 0 && ctx->source == 0; /* the source text */
-    const int part =
-        CLB_USED_BATCH && !reads && ctx->tail > 0 && ctx->tail < batch_size; /* of the output */
+    /* The source text, before the text. */
+    const int reads = CLB_USED_SOURCE && header->encoder_ops != 0 && ctx->source == 0;
+    /* Of the output the last rows alone. */
+    const int some = ctx->tail > 0 && ctx->tail < batch_size;
+    const int part = CLB_USED_BATCH && !reads && some;
     const uint32_t position = reads ? 0 : ctx->position;
-    const int room = tokens == 0 ||
-                     (position <= tokens && samples <= tokens - position && ctx->source <= tokens);
+    /* Else a load may fault. */
+    const int aligned = ((uintptr_t)input | (uintptr_t)output) % sizeof(float) == 0;
     if (input == NULL || output == NULL) return COLIBRI_ERR_NULL;
     if (batch_size < 1 || batch_size > ctx->max_batch) return COLIBRI_ERR_BATCH;
     if (part && (!CLB_USED_TEXT || header->tail_op == header->main_ops)) return COLIBRI_ERR_BATCH;
-    const int aligned =
-        ((uintptr_t)input | (uintptr_t)output) % sizeof(float) == 0; /* else a load may fault */
     if (!aligned) return COLIBRI_ERR_MISALIGNED;
-    if (!room) return COLIBRI_ERR_CONTEXT;
+    if (tokens != 0 && !has_room(ctx, position, samples)) return COLIBRI_ERR_CONTEXT;
     if (!CLB_KERNELS(ctx)->sound()) return COLIBRI_ERR_ARITHMETIC;
     const uint32_t tail = CLB_USED_TEXT && part ? samples - (uint32_t)ctx->tail : 0;
     /* Nothing before the tail is written to the output, which begins with the tail's first row. */

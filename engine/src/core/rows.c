@@ -19,15 +19,13 @@ CLB_WALK const float *clb_locate(const clb_operand *v, const clb_frame *f, const
                                  size_t sample, size_t row) {
     const float *base;
     switch (v->space) {
-    case CLB_SPACE_ARENA: base = (const float *)(const void *)f->arena; break;
+    case CLB_SPACE_ARENA: base = clb_at(f->arena, 0); break;
     case CLB_SPACE_INPUT: base = f->input; break;
     case CLB_SPACE_OUTPUT: base = f->output; break;
     case CLB_SPACE_CONST: base = constant; break;
     case CLB_SPACE_TOKEN_WEIGHT: return f->routed->weights + f->routed->order[sample];
-    case CLB_SPACE_TOKEN_IN:
-    case CLB_SPACE_TOKEN_OUT:
-        base = token_at(f->routed, v->space == CLB_SPACE_TOKEN_OUT, sample);
-        break;
+    case CLB_SPACE_TOKEN_IN: base = token_at(f->routed, 0, sample); break;
+    case CLB_SPACE_TOKEN_OUT: base = token_at(f->routed, 1, sample); break;
     default: return NULL;
     }
     return base + v->offset / sizeof(float) + sample * v->sample_stride + row * v->row_stride +

@@ -17,31 +17,39 @@ CLB_STATIC_WALK const float *gather(const float *row, size_t stride, size_t n, f
 CLB_STATIC_WALK void map_row(const clb_kernels *kernels, const clb_op *op, const float *a,
                              const float *b, float *out) {
     const size_t n = op->dims[3];
-    const size_t sa = op->strides_a[3];
-    const size_t sb = op->strides_b[3];
-    const size_t so = op->strides_out[3];
-    const size_t step = sa == 1 && so == 1 && (b == NULL || sb == 1) ? n : CHUNK;
+    const size_t stride_a = op->strides_a[3];
+    const size_t stride_b = op->strides_b[3];
+    const size_t stride_out = op->strides_out[3];
+    const int dense = stride_out == 1 && stride_a == 1;
+    const size_t step = dense && (b == NULL || stride_b == 1) ? n : CHUNK;
+    const uint32_t first = b == NULL ? op->func : op->before;
     float left[CHUNK];
     float right[CHUNK];
     float result[CHUNK];
     for (size_t i = 0; i < n; i += step) {
         const size_t count = n - i < step ? n - i : step;
-        const float *x = gather(a + i * sa, sa, count, left);
-        float *y = so == 1 ? out + i : result;
-        if (b == NULL || op->before != CLB_UNARY_IDENTITY) {
-            kernels->unary(b == NULL ? op->func : op->before, op->alpha, op->beta, x, y, count);
+        const float *x = gather(a + i * stride_a, stride_a, count, left);
+        float *y = stride_out == 1 ? out + i : result;
+        if (b == NULL || first != CLB_UNARY_IDENTITY) {
+            kernels->unary(first, op->alpha, op->beta, x, y, count);
             x = y;
         }
         if (b != NULL) {
-            kernels->binary(op->func, x, gather(b + i * sb, sb, count, right), y, count);
+            const float *z = gather(b + i * stride_b, stride_b, count, right);
+            kernels->binary(op->func, x, z, y, count);
         }
         if (op->after != CLB_UNARY_IDENTITY) {
             kernels->unary(op->after, 0.0f, 0.0f, y, y, count);
         }
-        for (size_t j = 0; so != 1 && j < count; ++j) {
-            out[(i + j) * so] = result[j];
+        for (size_t j = 0; stride_out != 1 && j < count; ++j) {
+            out[(i + j) * stride_out] = result[j];
         }
     }
+}
+
+/* Where a row has the innermost row (i, j, k). */
+static inline size_t place_of(const uint32_t *strides, size_t i, size_t j, size_t k) {
+    return i * strides[0] + j * strides[1] + k * strides[2];
 }
 
 CLB_WALK void clb_map(const clb_op *op, const clb_tile *tile) {
@@ -50,14 +58,10 @@ CLB_WALK void clb_map(const clb_op *op, const clb_tile *tile) {
         for (size_t i = 0; i < op->dims[0]; ++i) {
             for (size_t j = 0; j < op->dims[1]; ++j) {
                 for (size_t k = 0; k < op->dims[2]; ++k) {
-                    map_row(tile->kernels, op,
-                            tile->a[row] + i * op->strides_a[0] + j * op->strides_a[1] +
-                                k * op->strides_a[2],
-                            two ? tile->b[row] + i * op->strides_b[0] + j * op->strides_b[1] +
-                                      k * op->strides_b[2]
-                                : NULL,
-                            tile->out[row] + i * op->strides_out[0] + j * op->strides_out[1] +
-                                k * op->strides_out[2]);
+                    const float *a = tile->a[row] + place_of(op->strides_a, i, j, k);
+                    const float *b = two ? tile->b[row] + place_of(op->strides_b, i, j, k) : NULL;
+                    float *out = tile->out[row] + place_of(op->strides_out, i, j, k);
+                    map_row(tile->kernels, op, a, b, out);
                 }
             }
         }

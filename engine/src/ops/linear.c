@@ -76,8 +76,8 @@ CLB_STATIC_WALK void run_chunk(void *arg, uint32_t index) {
             kernels->residual(&t->matrix, &tile, first / CELL_BLOCKS, clb_ceil(end, CELL_BLOCKS));
         }
         for (uint32_t i = 0; op->func != CLB_UNARY_IDENTITY && i < tile.rows; ++i) {
-            kernels->unary(op->func, op->alpha, op->beta, tile.out[i] + begin, tile.out[i] + begin,
-                           outputs);
+            float *out = tile.out[i] + begin;
+            kernels->unary(op->func, op->alpha, op->beta, out, out, outputs);
         }
     }
 }
@@ -92,10 +92,9 @@ CLB_STATIC_WALK void multiply_by(const void *blocks, uint32_t layout, const clb_
         .first = first,
         .samples = samples,
         .blocks = clb_ceil(op->linear.outputs, CLB_LANES),
-        .matrix =
-            matrix_of(blocks, (const float *)(const void *)clb_tensor_at(frame, op->linear.bias),
-                      layout, op->code, op->linear.inputs, op->linear.outputs),
     };
+    const float *bias = clb_tensor_at(frame, op->linear.bias);
+    t.matrix = matrix_of(blocks, bias, layout, op->code, op->linear.inputs, op->linear.outputs);
     t.matrix.residual = clb_tensor_at(frame, op->linear.outliers);
     if (t.matrix.residual != NULL) {
         const uint64_t index = 4 * (clb_residual_cells(op->linear.outputs, op->linear.inputs) + 1);
@@ -113,15 +112,15 @@ CLB_STATIC_WALK void multiply_by(const void *blocks, uint32_t layout, const clb_
 
 CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples,
                              const clb_frame *frame) {
-    const int computed = CLB_USED_COMPUTED &&
-                         op->b.space != CLB_SPACE_NONE; /* each sample has a matrix of its own */
-    for (uint32_t s = first, end; s < samples; s = end) {
-        const void *matrix = computed ? clb_locate(&op->b, frame, NULL, s, 0)
-                                      : (const void *)clb_tensor_at(frame, op->linear.matrix);
-        end = computed ? s + 1 : samples;
-        multiply_by(matrix,
-                    computed ? CLB_LAYOUT_ROWS8_F32 : frame->tensors[op->linear.matrix].layout, op,
-                    s, end, frame);
+    if (!CLB_USED_COMPUTED || op->b.space == CLB_SPACE_NONE) {
+        const void *matrix = clb_tensor_at(frame, op->linear.matrix);
+        const uint32_t layout = frame->tensors[op->linear.matrix].layout;
+        multiply_by(matrix, layout, op, first, samples, frame);
+        return;
+    }
+    for (uint32_t s = first; s < samples; ++s) { /* each sample has a matrix of its own */
+        const void *matrix = clb_locate(&op->b, frame, NULL, s, 0);
+        multiply_by(matrix, CLB_LAYOUT_ROWS8_F32, op, s, s + 1, frame);
     }
 }
 
@@ -132,21 +131,19 @@ static int linear_shape_fits(const clb_op *op, const clb_tensor *t) {
     return t == NULL || (t->rows == op->linear.outputs && t->cols == op->linear.inputs);
 }
 
+static int is_in(uint32_t layouts, uint32_t layout) { return (layouts >> layout & 1u) != 0; }
+
 /* A product whose matrix is no tensor has one that is computed. */
 static int linear_fits(const clb_subject *s) {
     const clb_op *op = s->op;
     const uint32_t layout = s->w0 == NULL ? CLB_LAYOUT_ROWS8_F32 : s->w0->layout;
-    const uint32_t integers = 1u << CLB_LAYOUT_ROWS8_I8 | 1u << CLB_LAYOUT_ROWS8_I4;
-    const uint32_t floats =
-        1u << CLB_LAYOUT_ROWS8_F32 | 1u << CLB_LAYOUT_ROWS8_F16 | 1u << CLB_LAYOUT_ROWS8_I8;
-    if (((op->code == CLB_OP_LINEAR_Q ? integers : floats) >> layout & 1u) == 0 ||
-        !clb_is_vector(s->w1, op->linear.outputs)) {
-        return 0;
-    }
-    if (s->w2 != NULL && ((integers >> layout & 1u) == 0 || s->w2->layout != CLB_LAYOUT_RESIDUAL)) {
-        return 0;
-    }
-    return linear_shape_fits(op, s->w0) && linear_shape_fits(op, s->w2);
+    const uint32_t int8 = 1u << CLB_LAYOUT_ROWS8_I8;
+    const uint32_t integers = int8 | 1u << CLB_LAYOUT_ROWS8_I4;
+    const uint32_t floats = int8 | 1u << CLB_LAYOUT_ROWS8_F32 | 1u << CLB_LAYOUT_ROWS8_F16;
+    if (!is_in(op->code == CLB_OP_LINEAR_Q ? integers : floats, layout)) return 0;
+    if (!clb_is_vector(s->w1, op->linear.outputs)) return 0;
+    if (!linear_shape_fits(op, s->w0) || !linear_shape_fits(op, s->w2)) return 0;
+    return s->w2 == NULL || (is_in(integers, layout) && s->w2->layout == CLB_LAYOUT_RESIDUAL);
 }
 
 static void linear_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {

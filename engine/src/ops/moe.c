@@ -71,18 +71,17 @@ CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *
     const float *x = base_of(&op->a, frame);
     const float *logits = base_of(&op->b, frame);
     const float *y = base_of(&op->out, frame);
-    const workspace w = workspace_at(frame->arena + op->work.offset, layer, choices);
+    const workspace w = workspace_at(clb_work_at(op, frame), layer, choices);
 
-    const clb_gate gate = {(const float *)(const void *)clb_tensor_at(frame, op->moe.bias),
-                           (const float *)(const void *)clb_tensor_at(frame, op->moe.scale), w.keys,
-                           CLB_KERNELS(ctx)};
+    const clb_gate gate = {clb_tensor_at(frame, op->moe.bias), clb_tensor_at(frame, op->moe.scale),
+                           w.keys, CLB_KERNELS(ctx)};
     for (size_t t = 0; t < tokens; ++t) {
-        route(layer, &gate, clb_row_of(&op->b, logits, rows, t), w.experts + t * k,
-              w.weights + t * k);
+        const float *own = clb_row_of(&op->b, logits, rows, t);
+        route(layer, &gate, own, w.experts + t * k, w.weights + t * k);
     }
     if (layer->capacity != 0) {
-        drop_overflow(&w, layer, CLB_USED_TEXT && ctx->context_tokens != 0 ? 1 : samples,
-                      choices); /* a text is a whole */
+        const int text = CLB_USED_TEXT && ctx->context_tokens != 0; /* which is a whole */
+        drop_overflow(&w, layer, text ? 1 : samples, choices);
     }
     if (ctx->on_route != NULL) {
         ctx->on_route(ctx->user, (int)op->moe.layer, w.experts, (int)tokens, (int)k);
@@ -117,8 +116,8 @@ CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *
         for (size_t i = t * k; i < (t + 1) * k; ++i) {
             if (w.experts[i] >= 0) {
                 const float weight = layer->apply == CLB_APPLY_OUTPUT ? w.weights[i] : 1.0f;
-                CLB_KERNELS(ctx)->mix(weight, k == 1 ? total : w.slots + i * layer->d_out, total,
-                                      layer->d_out, first);
+                const float *value = k == 1 ? total : w.slots + i * layer->d_out;
+                CLB_KERNELS(ctx)->mix(weight, value, total, layer->d_out, first);
                 first = 0;
             }
         }
