@@ -103,7 +103,7 @@ static int certificate_fits(const clb_model *m, uint64_t choices) {
 }
 
 /* By itself, for its stack need not stay for the proof of the order. */
-static __attribute__((noinline)) int structure(const uint8_t *model, uint64_t size, clb_model *m) {
+static NOINLINE int structure(const uint8_t *model, uint64_t size, clb_model *m) {
     if (model != NULL && size < sizeof(clb_header)) return COLIBRI_ERR_TRUNCATED;
     const clb_header *h;
     const int error = clb_read_header(model, &h);

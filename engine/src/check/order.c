@@ -337,8 +337,8 @@ static int overwrites(flow *f, const clb_op *op, const clb_use *u, const clb_use
 
 /* An operation does not overwrite what it still reads, or its own workspace. By itself: its stack
  * is no one else's. */
-static __attribute__((noinline)) int
-overwrites_nothing(flow *f, const clb_op *op, const clb_use uses[CLB_OPERANDS], uint32_t steps) {
+static NOINLINE int overwrites_nothing(flow *f, const clb_op *op, const clb_use uses[CLB_OPERANDS],
+                                       uint32_t steps) {
     for (uint32_t which = 0; which < CLB_OPERANDS; ++which) {
         const clb_use *u = &uses[which];
         const int arena = u->at->space == CLB_SPACE_ARENA;

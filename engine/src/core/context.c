@@ -13,7 +13,7 @@ CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t con
 /* A bijection of the sum so far, so that a change within one word is always noticed. */
 static inline uint32_t sealed(uint32_t sum, uint32_t word) { return (sum ^ word) * 0x9E3779B1u; }
 
-CLB_INTERNAL __attribute__((noinline)) uint32_t clb_seal(const colibri_context_t *ctx) {
+CLB_INTERNAL NOINLINE uint32_t clb_seal(const colibri_context_t *ctx) {
     const uint64_t model = (uintptr_t)ctx->model;
     const uint64_t kernels = (uintptr_t)ctx->kernels;
     uint32_t sum = sealed(1, (uint32_t)model);

@@ -18,16 +18,20 @@
 #define memset __builtin_memset
 #endif
 
+#define FORCE_INLINE static inline __attribute__((always_inline))
+#define NOINLINE     __attribute__((noinline))
+#define UNUSED       __attribute__((unused))
+
 /* An exported model.c includes the engine's files as one unit (generated.h): nothing in them is
  * seen from outside. Where that takes little flash (CLB_FOLDED), what walks the program is folded
  * with its records into straight code; otherwise operations share it, and keep their records. */
 #if defined(COLIBRI_GENERATED)
-#define CLB_INTERNAL static __attribute__((unused))
+#define CLB_INTERNAL static UNUSED
 #else
 #define CLB_INTERNAL
 #endif
 #if defined(CLB_FOLDED) && defined(__OPTIMIZE__)
-#define CLB_WALK        static inline __attribute__((always_inline))
+#define CLB_WALK        FORCE_INLINE
 #define CLB_STATIC_WALK CLB_WALK
 #else
 #define CLB_WALK        CLB_INTERNAL

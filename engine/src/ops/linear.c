@@ -37,10 +37,9 @@ CLB_STATIC_WALK clb_matrix matrix_of(const void *blocks, const float *bias, uint
 #if CLB_SHARED_PRODUCTS
 /* All of a matrix times one row. It takes numbers, which a folded call has at hand, and no structs,
  * which it would fill. */
-static __attribute__((noinline)) void shared_product(const void *blocks, const float *bias,
-                                                     const float *x, float *out, uint32_t layout,
-                                                     uint32_t code, uint32_t cols,
-                                                     uint32_t outputs) {
+static NOINLINE void shared_product(const void *blocks, const float *bias, const float *x,
+                                    float *out, uint32_t layout, uint32_t code, uint32_t cols,
+                                    uint32_t outputs) {
     const clb_matrix matrix = matrix_of(blocks, bias, layout, code, cols, outputs);
     const clb_tile tile = {.rows = 1, .computed = 1, .a = {x}, .out = {out}};
     for (uint32_t at = 0; at < clb_ceil(outputs, CLB_LANES); ++at) {

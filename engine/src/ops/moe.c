@@ -61,6 +61,37 @@ static void group(const workspace *w, uint32_t experts, size_t choices) {
     }
 }
 
+/* Each expert on its tokens, a tile at a time. */
+CLB_STATIC_WALK void run_experts(const clb_layer *layer, const workspace *w, clb_program *program,
+                                 clb_routed *routed, clb_frame *inside) {
+    uint32_t next = 0;
+    for (uint32_t e = 0; e < layer->experts; ++e) {
+        while (next < w->ends[e]) {
+            const uint32_t count = clb_min(w->ends[e] - next, layer->tile);
+            routed->order = w->order + next;
+            program(layer->first_expert + e, count, inside);
+            next += count;
+        }
+    }
+}
+
+/* The sum of what token `t` got from its experts; zeros where none took it. */
+CLB_STATIC_WALK void combine(const clb_layer *layer, const workspace *w, const clb_kernels *kernels,
+                             size_t t, float *total) {
+    const size_t k = layer->k;
+    int first = 1;
+    for (size_t i = t * k; i < (t + 1) * k; ++i) {
+        if (w->experts[i] < 0) continue;
+        const float weight = layer->apply == CLB_APPLY_OUTPUT ? w->weights[i] : 1.0f;
+        const float *value = k == 1 ? total : w->slots + i * layer->d_out;
+        kernels->mix(weight, value, total, layer->d_out, first);
+        first = 0;
+    }
+    if (first) {
+        memset(total, 0, layer->d_out * sizeof *total);
+    }
+}
+
 CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *route,
                           clb_program *program, uint32_t samples, const clb_frame *frame) {
     const colibri_context_t *ctx = frame->ctx;
@@ -73,8 +104,9 @@ CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *
     const float *y = base_of(&op->out, frame);
     const workspace w = workspace_at(clb_work_at(op, frame), layer, choices);
 
-    const clb_gate gate = {clb_tensor_at(frame, op->moe.bias), clb_tensor_at(frame, op->moe.scale),
-                           w.keys, CLB_KERNELS(ctx)};
+    clb_gate gate = {.keys = w.keys, .kernels = CLB_KERNELS(ctx)};
+    gate.bias = clb_tensor_at(frame, op->moe.bias);
+    gate.scale = clb_tensor_at(frame, op->moe.scale);
     for (size_t t = 0; t < tokens; ++t) {
         const float *own = clb_row_of(&op->b, logits, rows, t);
         route(layer, &gate, own, w.experts + t * k, w.weights + t * k);
@@ -89,41 +121,14 @@ CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *
     }
     group(&w, layer->experts, choices);
 
-    clb_routed routed = {.op = op,
-                         .x = x,
-                         .y = k == 1 ? (float *)(uintptr_t)y : w.slots,
-                         .weights = w.weights,
-                         .k = k,
-                         .d_out = layer->d_out};
-    clb_frame inside = {.model = frame->model,
-                        .tensors = frame->tensors,
-                        .arena = frame->arena,
-                        .routed = &routed,
-                        .ctx = ctx};
-    uint32_t next = 0;
-    for (uint32_t e = 0; e < layer->experts; ++e) {
-        while (next < w.ends[e]) {
-            const uint32_t count = clb_min(w.ends[e] - next, layer->tile);
-            routed.order = w.order + next;
-            program(layer->first_expert + e, count, &inside);
-            next += count;
-        }
-    }
-
+    clb_routed routed = {.op = op, .x = x, .weights = w.weights, .k = k, .d_out = layer->d_out};
+    routed.y = k == 1 ? (float *)(uintptr_t)y : w.slots;
+    clb_frame inside = {.model = frame->model, .tensors = frame->tensors, .ctx = ctx};
+    inside.arena = frame->arena;
+    inside.routed = &routed;
+    run_experts(layer, &w, program, &routed, &inside);
     for (size_t t = 0; t < tokens; ++t) {
-        float *total = clb_row_of(&op->out, y, rows, t);
-        int first = 1;
-        for (size_t i = t * k; i < (t + 1) * k; ++i) {
-            if (w.experts[i] >= 0) {
-                const float weight = layer->apply == CLB_APPLY_OUTPUT ? w.weights[i] : 1.0f;
-                const float *value = k == 1 ? total : w.slots + i * layer->d_out;
-                CLB_KERNELS(ctx)->mix(weight, value, total, layer->d_out, first);
-                first = 0;
-            }
-        }
-        if (first) { /* no expert took it */
-            memset(total, 0, layer->d_out * sizeof *total);
-        }
+        combine(layer, &w, CLB_KERNELS(ctx), t, clb_row_of(&op->out, y, rows, t));
     }
 }
 

@@ -43,7 +43,7 @@ CLB_STATIC_WALK float scores_of(uint32_t score, const clb_kernels *kernels, cons
 
 /* Give the experts of groups that do not take part the key -inf. A function of its own: its loops
  * have all registers. */
-static __attribute__((noinline)) void keep_groups(const clb_layer *layer, float *keys) {
+static NOINLINE void keep_groups(const clb_layer *layer, float *keys) {
     const uint32_t size = layer->experts / layer->groups;
     float *ranks = keys + layer->experts;
     int32_t *kept = (int32_t *)(void *)(ranks + layer->groups);

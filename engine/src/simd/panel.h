@@ -18,13 +18,9 @@
 #define ALL_LANES UNROLL_8 for (uint32_t lane = 0; lane < CLB_LANES; ++lane)
 #define OF_PANEL  static inline
 #else
-#define OF_PANEL                                                                                   \
-    static __attribute__((noinline)) /* in panel itself, gcc keeps vectors across other calls */
+#define OF_PANEL  static NOINLINE /* in panel itself, gcc keeps vectors across other calls */
 #define ALL_LANES for (uint32_t lane = 0; lane < CLB_LANES; ++lane)
 #endif
-
-#define FORCE_INLINE static inline __attribute__((always_inline))
-#define UNUSED       __attribute__((unused))
 
 /* Where two blocks of 8 output rows have something; a vector that is one block reads the first. */
 typedef struct {
@@ -40,7 +36,7 @@ typedef void product(const uint8_t *blocks_at, size_t stride, uint32_t outputs,
 #if CLB_SCALAR && defined(CLB_FOLDED)
 #define OF_MATRIX CLB_WALK
 #else
-#define OF_MATRIX static __attribute__((noinline))
+#define OF_MATRIX static NOINLINE
 #endif
 OF_MATRIX product product_f32, product_f16, product_i8, product_q_i8, product_q_i4;
 

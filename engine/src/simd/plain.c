@@ -94,8 +94,8 @@ static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER
 #endif
 
 /* `fours` times 4 inputs of QUARTER rows. */
-static __attribute__((noinline)) void add_fours(int32_t total[QUARTER], const uint32_t *w,
-                                                const uint32_t *q, uint32_t fours) {
+static NOINLINE void add_fours(int32_t total[QUARTER], const uint32_t *w, const uint32_t *q,
+                               uint32_t fours) {
     const uint32_t *stop = q + fours;
     int32_t sum[QUARTER] = {0};
     for (; q < stop; ++q, w += CLB_LANES) {

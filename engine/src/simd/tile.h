@@ -172,8 +172,8 @@ FORCE_INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, c
             TILE(VECTOR(v), v < full ? stride : 0, 1, x + row, nr, start, end, TOTAL(v, row));     \
         }                                                                                          \
     }
-#define VECTOR(v)     matrix + (size_t)(v) * WIDE *stride
-#define TOTAL(v, row) (totals *)(void *)(total[row] + (v) * WIDE * CLB_LANES)
+#define VECTOR(v)     (matrix + (size_t)(v) * WIDE * stride)
+#define TOTAL(v, row) ((totals *)(void *)(total[row] + (v) * WIDE * CLB_LANES))
 #define F32_TILE(...) float_tile(F32, __VA_ARGS__)
 #define F16_TILE(...) float_tile(F16, __VA_ARGS__)
 #define I8_TILE(...)  float_tile(I8, __VA_ARGS__)
@@ -191,9 +191,12 @@ FORCE_INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, c
 #define PRODUCT(name, ROWS, group, COVER, TILE)                                                    \
     OF_MATRIX void name(const uint8_t *matrix, size_t stride, uint32_t outputs,                    \
                         const clb_tile *tile, uint32_t cols, float total[CLB_TILE][CLB_WIDTH]) {   \
-        ROWS for (uint32_t start = 0; start < cols; start += (group)) {                            \
-            const uint32_t end = start + clb_min(cols - start, group), rows = tile->computed;      \
-            const uint32_t blocks = clb_ceil(outputs, CLB_LANES), full = blocks / WIDE;            \
+        ROWS                                                                                       \
+        for (uint32_t start = 0; start < cols; start += (group)) {                                 \
+            const uint32_t end = start + clb_min(cols - start, group);                             \
+            const uint32_t rows = tile->computed;                                                  \
+            const uint32_t blocks = clb_ceil(outputs, CLB_LANES);                                  \
+            const uint32_t full = blocks / WIDE;                                                   \
             uint32_t row = 0;                                                                      \
             COVER(TILE)                                                                            \
         }                                                                                          \

@@ -31,7 +31,8 @@ static inline void load_strip(float strip[STRIP], const float *from, size_t n) {
 #define CASE(which, name, expression)                                                              \
     case CLB_##which##_##name:                                                                     \
         for (size_t i = 0; USED(which, CLB_##which##_##name) && i < STRIP; ++i) {                  \
-            const float x = a[i], y = b[i];                                                        \
+            const float x = a[i];                                                                  \
+            const float y = b[i];                                                                  \
             (void)y;                                                                               \
             a[i] = (expression);                                                                   \
         }                                                                                          \
