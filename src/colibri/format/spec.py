@@ -449,9 +449,9 @@ RANGES: dict[str, dict[str, tuple[int, int]]] = {
     "expert": {"reserved": (0, 0)},
     "layer": {
         "experts": (1, MAX_EXPERTS), "k": (1, LIMIT), "score": (0, len(SCORES) - 1),
-        "normalize": (0, len(NORMALIZE) - 1), "d_in": (1, LIMIT), "d_out": (1, LIMIT), "tile": (1, EXPERT_TILE), "groups": (1, LIMIT),
-        "kept_groups": (1, LIMIT), "group_rule": (0, len(GROUP_RULES) - 1), "capacity": (0, LIMIT), "apply": (0, len(APPLY) - 1),
-        "quantized": (0, LIMIT // 2),
+        "normalize": (0, len(NORMALIZE) - 1), "d_in": (1, LIMIT), "d_out": (1, LIMIT), "tile": (1, EXPERT_TILE),
+        "groups": (1, LIMIT), "kept_groups": (1, LIMIT), "group_rule": (0, len(GROUP_RULES) - 1),
+        "capacity": (0, LIMIT), "apply": (0, len(APPLY) - 1), "quantized": (0, LIMIT // 2),
     },
 }  # fmt: skip
 
