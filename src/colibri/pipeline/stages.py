@@ -18,10 +18,11 @@ from colibri.ir.graph import Array, Graph
 from colibri.lowering.lower import lower
 from colibri.lowering.plan import plan
 from colibri.lowering.program import Program
-from colibri.passes import optimize
+from colibri.passes import PASSES, optimize
 from colibri.passes.merge import merge_gates
 from colibri.reference.certificate import random_text
 
+NAMES = ("graph", *PASSES, "prune", "quantize", "merge", "program", "plan")  # of a module's stages
 ROWS = 64  # that stand in for given ones
 
 Stage = Callable[[str, Any], None]  # sees a stage's name and what it gives
