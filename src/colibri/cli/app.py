@@ -43,9 +43,9 @@ from colibri.format import spec
 from colibri.format.package import open_package
 from colibri.frontends.checkpoints.language_models import load_checkpoint
 from colibri.ir.graph import CACHES, Array, Graph
-from colibri.passes import PASSES
 from colibri.passes.prune import PROVEN, Selection
 from colibri.pipeline import module as pipeline
+from colibri.pipeline import stages
 from colibri.pipeline.language import export_lm
 from colibri.quantize.choose import DTYPES
 from colibri.report import routes as route_report
@@ -78,8 +78,7 @@ def _colibri(
     pass
 
 
-STAGES = ("graph", *PASSES, "prune", "quantize", "merge", "program", "plan")
-Stage = Enum("Stage", {name: name for name in STAGES})  # type: ignore[misc]
+Stage = Enum("Stage", {name: name for name in stages.NAMES})  # type: ignore[misc]
 
 Architecture = Annotated[Path | None, typer.Option(help="Architecture file of a .safetensors; default: beside it.")]
 MaxBatch = Annotated[int | None, typer.Option(help="Rows the context is planned for; default: the example's, or 1.")]
@@ -314,7 +313,7 @@ def _progress(quiet: bool) -> Iterator[Any]:
     """A progress bar over the stages of an export; yields the callback that advances it."""
     columns = (TextColumn("{task.description:10}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bar:
-        task = bar.add_task("read", total=len(STAGES) + 2)
+        task = bar.add_task("read", total=len(stages.NAMES) + 2)
         yield lambda name, value: bar.update(task, description=name, advance=1)
 
 

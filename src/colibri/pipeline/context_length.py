@@ -11,21 +11,22 @@ import os
 import re
 import shutil
 import tempfile
-import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from colibri.emit.files import HEADER, MODEL, write_files
+from colibri.emit.model_bin import sealed
 from colibri.errors import ModelError
 from colibri.format import spec
 from colibri.format.layouts import attention_macs, cache_pages, delay_slots, page_bytes
 from colibri.format.package import Package, find, open_package
 from colibri.ir.graph import ENDLESS
+from colibri.lowering.plan import place_kept
 
 _REFLINK = 0x40049409  # FICLONE: share the blocks, where the file system can
-_CODE, _SPACES = {n: name for n, name in enumerate(spec.OPCODES)}, list(spec.SPACES)
+_CODE = dict(enumerate(spec.OPCODES))
 _KEEPS = ("cache", "attention", "delay")
 
 
@@ -102,18 +103,15 @@ def _head(package: Package, tokens: int) -> tuple[bytes, Any]:
     meta = bytearray(package.data[: int(header["meta_bytes"])].tobytes())
     at = int(header["ops_offset"])
     meta[at : at + ops.nbytes] = ops.tobytes()
-    header["meta_crc"] = zlib.crc32(meta[spec.HEADER.bytes :])
-    header["header_crc"] = zlib.crc32(header.tobytes()[: spec.HEADER.bytes - 4])
-    meta[: spec.HEADER.bytes] = header.tobytes()
-    return bytes(meta), header
+    return sealed(meta, header), header
 
 
 def _arrange(ops: Any, tokens: int, samples: int, first: int) -> tuple[int, int]:
-    """Set the sizes and places of what is kept, as `lower` and `plan` do; the ends of the delays and of the caches."""
-    places: dict[int, int] = {}  # old place -> new place
-    end = cleared = first
+    """Set the sizes of what is kept as `lower` does, and the places; the ends of the delays and of the caches."""
+    sizes: dict[int, int] = {}  # by old place
+    caches = set()
     kept = [op for op in ops if _CODE[int(op["code"])] in _KEEPS]
-    for op in sorted(kept, key=lambda op: _CODE[int(op["code"])] != "delay"):
+    for op in kept:
         code, dims, place = _CODE[int(op["code"])], op["dims"], int(op["work"]["offset"])
         if code == "delay":
             width, steps = int(dims[0]), int(dims[1])
@@ -124,11 +122,11 @@ def _arrange(ops: Any, tokens: int, samples: int, first: int) -> tuple[int, int]
             pages = cache_pages(tokens, window, samples)
             dims[3] = pages * spec.PAGE
             size = heads * pages * page_bytes(spec.ENUMS["cache"][int(op["func"])], key, value)
-        if place not in places:
-            places[place] = end
-            end += spec.align(size, spec.ALIGN_BUFFER)
-        op["work"]["offset"] = places[place]
-        cleared = end if code == "delay" else cleared
+            caches.add(place)
+        sizes.setdefault(place, spec.align(size, spec.ALIGN_BUFFER))
+    places, cleared, end = place_kept(sizes, caches, first)
+    for op in kept:
+        op["work"]["offset"] = places[int(op["work"]["offset"])]
     return cleared, end
 
 
