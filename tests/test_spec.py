@@ -71,6 +71,16 @@ def test_what_keeps_something_of_a_text_can_follow_another_context() -> None:
     assert keep == RESIZE.keys()
 
 
+def test_an_operation_whose_proof_leaves_something_out_has_rows_of_floats() -> None:
+    """The engine then takes the first size for the floats of a row that is read and written, and for its work."""
+    (floats,) = spec.VIEWS["row"]
+    proofs = callgraph.proofs(ROOT / "engine")
+    plain = [o for o in spec.OPERATIONS if o.proof in WORK and not {"uses", "work"} <= proofs[o.proof].keys()]
+    assert {"softmax", "rope", "quantize"} <= {o.name for o in plain}
+    for known in plain:
+        assert [w.count for w in known.words.values() if w.at == floats.at] == [1], known.name
+
+
 def test_a_recurrence_refuses_what_runs_on_all_samples() -> None:
     assert set(ALL_SAMPLES) == {o.name for o in spec.operations(trait="runs_all_samples")} & OPS.keys()
 

@@ -186,6 +186,8 @@ def doc_records() -> str:
               "| operation | name | field | range | meaning |", "|---|---|---|---|---|"]  # fmt: skip
     for view, words in spec.VIEWS.items():
         users = ", ".join(o.name for o in spec.OPERATIONS if o.view == view)
+        if not users:
+            continue
         parts += [f"| {users} | `{w.name}` | `{_field_of(w)}` | {_range(w).removeprefix('; ')} | {w.doc} |"
                   for w in words]  # fmt: skip
     parts += ["", "### Enumerations", "", "Values count from 0.", "", "| name | values |", "|---|---|"]

@@ -119,6 +119,10 @@ typedef struct {
             float alpha, beta;
         };
         struct {
+            uint32_t unused_0[3];
+            uint32_t floats; /* floats of a row, where an operation's own proof does not say */
+        } row;
+        struct {
             uint32_t matrix; /* tensor (outputs, inputs); none: operand b is the matrix, in layout rows8_f32 */
             uint32_t bias; /* tensor (outputs), or none */
             uint32_t outliers; /* tensor: the sparse outliers E of an int8 or int4 matrix, or none */

@@ -397,7 +397,9 @@ TRAITS = {
     "reads_kept": "reads what another operation keeps for it",
     "stores_first": "stores all that it reads before it writes",
 }
+# What each operation calls its words, by `Operation.view`; `row` is for proofs that take any operation on rows.
 VIEWS: dict[str, tuple[Named, ...]] = {
+    "row": (Named("floats", _DIMS, "floats of a row, where an operation's own proof does not say"),),
     "linear": (
         Named("matrix", _W0, "tensor (outputs, inputs); none: operand b is the matrix, in layout rows8_f32",
               type="tensor"),
