@@ -301,17 +301,8 @@ EXPERT = _record(
 )  # fmt: skip
 
 
-_W0, _W1, _W2, _DIMS, _STRIDES_A, _STRIDES_B, _STRIDES_OUT, _ALPHA, _BETA = (
-    0,
-    1,
-    2,
-    3,
-    7,
-    11,
-    15,
-    19,
-    20,
-)  # words from w0 on
+# Words of an operation's record, counted from `w0`.
+_W0, _W1, _W2, _DIMS, _STRIDES_A, _STRIDES_B, _STRIDES_OUT, _ALPHA, _BETA = 0, 1, 2, 3, 7, 11, 15, 19, 20
 
 
 @dataclass(frozen=True)
@@ -374,11 +365,6 @@ class Operation:
     def has_strides(self) -> bool:
         """Whether its result has strides: otherwise a row is neighbouring floats."""
         return any(_STRIDES_OUT <= word.at < _ALPHA for word in VIEWS[self.view])
-
-    @property
-    def has_axes(self) -> bool:
-        """Whether its operands have axes, of any number up to the format's."""
-        return "has_axes" in self.traits
 
 
 def _word_dtype(word: Named) -> Any:

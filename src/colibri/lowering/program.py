@@ -133,7 +133,7 @@ class Op:
     def sizes(self) -> tuple[int, ...]:
         """Its sizes inside a row."""
         given = [self.words[name] for name, word in self.known.words.items() if word.is_size and name in self.words]
-        return given[0] if self.known.has_axes else tuple(given)
+        return given[0] if "has_axes" in self.known.traits else tuple(given)
 
     def buffers(self) -> list[Buffer]:
         """The buffers it touches."""

@@ -108,10 +108,8 @@ def _head(package: Package, tokens: int) -> tuple[bytes, Any]:
 
 
 def _kept(ops: Any) -> list[Any]:
-    """What keeps something of the text from one run to the next, in the order that lies in memory: caches last."""
-    arena = spec.SPACES.index("arena")
-    kept = [op for op in ops if op["work"]["space"] == arena and "knows_positions" in _known(op).traits]
-    return sorted(kept, key=_is_cache)
+    """What keeps something of the text from one run to the next, in the order that it lies in memory: caches last."""
+    return sorted((op for op in ops if _known(op).view in RESIZE), key=_is_cache)
 
 
 def _known(op: Any) -> spec.Operation:
