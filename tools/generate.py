@@ -23,7 +23,14 @@ sys.path.append(str(ROOT))
 from tools import generate_tokenizer  # noqa: E402
 from tools.c_text import WIDTH, aligned, comment, formatted, macro  # noqa: E402
 
-_C_TYPES = {"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "f32": "float"}
+_C_TYPES = {
+    "u8": "uint8_t",
+    "u16": "uint16_t",
+    "u32": "uint32_t",
+    "u64": "uint64_t",
+    "f32": "float",
+    "tensor": "uint32_t",
+}
 
 
 def c_format() -> str:
@@ -116,21 +123,32 @@ def c_operations() -> str:
               "    uint16_t code; /* an operation's, or a record's */", "    uint8_t first, count;",
               "    uint32_t least, most;", "} clb_range;",
               f"enum {{ {', '.join(records)} }};", ""]  # fmt: skip
-    ranges = [f"X(CLB_OP_{o.name.upper()}, {w.at}, {w.count}, {w.least}, {w.most}u)"
-              for o in spec.OPERATIONS for w in spec.VIEWS[o.view] if _range(w)]  # fmt: skip
-    ranges += [f"X(CLB_RANGES_OF_{record.upper()}, {_word(record, field)}, {_count(record, field)}, {least}, {most}u)"
-               for record, fields in spec.RANGES.items() for field, (least, most) in fields.items()]  # fmt: skip
+    known = [(f"CLB_OP_{o.name.upper()}", [(w.at, w.count, w.least, w.most) for w in spec.VIEWS[o.view] if _range(w)])
+             for o in spec.OPERATIONS]  # fmt: skip
+    known += [(f"CLB_RANGES_OF_{record.upper()}", [(*_words(record, field), *fields[field]) for field in fields])
+              for record, fields in spec.RANGES.items()]  # fmt: skip
+    ranges = [f"X({owner}, {at}, {count}, {least}, {most}u)"
+              for owner, own in known for at, count, least, most in _joined(own)]  # fmt: skip
     lines += macro("CLB_RANGES(X)", ranges)
     return "\n".join([*lines, "", "#endif", ""])
 
 
-def _word(record: str, field: str) -> int:
-    """Where a field is in its record, in words of 32 bits."""
-    return int((spec.RECORDS[record].dtype.fields or {})[field][1]) // 4
+def _words(record: str, field: str) -> tuple[int, int]:
+    """Where a field is in its record, in words of 32 bits, and how many it has."""
+    at = (spec.RECORDS[record].dtype.fields or {})[field][1]
+    return int(at) // 4, next(f.count for f in spec.RECORDS[record].fields if f.name == field)
 
 
-def _count(record: str, field: str) -> int:
-    return next(f.count for f in spec.RECORDS[record].fields if f.name == field)
+def _joined(ranges: Sequence[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """Ranges (first word, words, least, most), those of neighbours joined where they are the same."""
+    joined: list[tuple[int, int, int, int]] = []
+    for at, count, *limits in ranges:
+        first, before, *others = joined[-1] if joined else (-1, 0)
+        if (first + before, others) == (at, limits):
+            joined[-1] = (first, before + count, limits[0], limits[1])
+        else:
+            joined.append((at, count, limits[0], limits[1]))
+    return joined
 
 
 def _x_macro(name: str, doc: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -176,6 +194,8 @@ def doc_records() -> str:
               "| operation | name | field | range | meaning |", "|---|---|---|---|---|"]  # fmt: skip
     for view, words in spec.VIEWS.items():
         users = ", ".join(o.name for o in spec.OPERATIONS if o.view == view)
+        if not users:
+            continue
         parts += [f"| {users} | `{w.name}` | `{_field_of(w)}` | {_range(w).removeprefix('; ')} | {w.doc} |"
                   for w in words]  # fmt: skip
     parts += ["", "### Enumerations", "", "Values count from 0.", "", "| name | values |", "|---|---|"]

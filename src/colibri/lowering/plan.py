@@ -156,12 +156,12 @@ def plan(program: Program) -> None:
             work = op.work.place.buffer
             assert work is not None
             first, scratch, bound = work.floats * 4, 0, 0
-            for at, count in {(e.first_op, e.ops) for e in program.experts if e.layer == op.layer}:
+            for at, count in {(e.first_op, e.ops) for e in program.experts if e.layer == op["layer"]}:
                 buffers, size, lowest = _arrange(program.expert_ops[at : at + count], {})
                 scratch, bound = max(scratch, size), max(bound, lowest)
                 nested.append((work, first, buffers))
             work.floats += scratch // 4
-            op.dims = (*op.dims[:2], scratch // 4)
+            op["scratch"] = scratch // 4
             least[work] = first + bound
     _, size, bound = _arrange(program.ops, least)
     for work, first, buffers in nested:
@@ -169,7 +169,7 @@ def plan(program: Program) -> None:
             buffer.offset += HEAD_BYTES + work.offset + first
     for buffer in liveness(program.ops):
         buffer.offset += HEAD_BYTES
-    caches = {op.work.place.buffer for op in program.ops if op.code == "cache"}
+    caches = {op.work.place.buffer for op in program.ops if "keeps_cache" in op.known.traits}
     kept = {buffer: buffer.floats * 4 for buffer in liveness(program.ops) if buffer.kept}
     places, program.cleared_bytes, program.context_bytes = place_kept(kept, caches, HEAD_BYTES + size)
     for buffer, offset in places.items():

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,6 @@ from colibri.ir.graph import ENDLESS
 from colibri.lowering.plan import place_kept
 
 _REFLINK = 0x40049409  # FICLONE: share the blocks, where the file system can
-_CODE = dict(enumerate(spec.OPCODES))
-_KEEPS = ("cache", "attention", "delay")
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,8 @@ def longest_context(package: Package) -> int:
     """Most tokens that the tables of a language model hold positions for; raises ModelError for another model."""
     if int(package.header["context_tokens"]) in (0, ENDLESS):
         raise ModelError(f"{package.path} is no language model: it has no context length")
-    rows = [int(package.tensors[op["w0"]]["cols"]) // int(op["dims"][1]) for op in _main(package)
-            if _CODE[int(op["code"])] == "rope"]  # fmt: skip
+    rows = [int(package.tensors[op["table"]]["cols"]) // int(op["turned"])
+            for op in spec.named_all(_main(package), "rope")]  # fmt: skip
     return min(rows, default=spec.LIMIT)
 
 
@@ -89,7 +88,7 @@ def _head(package: Package, tokens: int) -> tuple[bytes, Any]:
     header, ops = package.header.copy(), package.ops.copy()
     main = ops[: int(header["main_ops"])]
     before = main.copy()
-    first = min((int(op["work"]["offset"]) for op in main if _CODE[int(op["code"])] in _KEEPS), default=None)
+    first = min((int(op["work"]["offset"]) for op in _kept(main)), default=None)
     here = int(header["context_tokens"])
     end = int(header["context_bytes"])
     if first is not None:
@@ -106,24 +105,39 @@ def _head(package: Package, tokens: int) -> tuple[bytes, Any]:
     return sealed(meta, header), header
 
 
+def _kept(ops: Any) -> list[Any]:
+    """What keeps something of the text from one run to the next."""
+    return [op for op in ops if _known(op).view in RESIZE]
+
+
+def _known(op: Any) -> spec.Operation:
+    return spec.OPERATIONS[int(op["code"])]
+
+
+def _resize_delay(op: Any, tokens: int, samples: int) -> int:
+    op["slots"] = delay_slots(tokens, int(op["steps"]), samples)
+    return 4 * int(op["width"]) * int(op["slots"])
+
+
+def _resize_cache(op: Any, tokens: int, samples: int) -> int:
+    pages = cache_pages(tokens, int(op["window"]), samples)
+    op["positions"] = pages * spec.PAGE
+    page = page_bytes(spec.ENUMS["cache"][int(op["func"])], int(op["key"]), int(op["value"]))
+    return int(op["key_heads"]) * pages * page
+
+
+# How an operation that keeps something is set to a context, and the bytes that it then keeps, by its view.
+RESIZE: dict[str, Callable[[Any, int, int], int]] = {"delay": _resize_delay, "attention": _resize_cache}
+
+
 def _arrange(ops: Any, tokens: int, samples: int, first: int) -> tuple[int, int]:
     """Set the sizes of what is kept as `lower` does, and the places; the ends of the delays and of the caches."""
     sizes: dict[int, int] = {}  # by old place
-    caches = set()
-    kept = [op for op in ops if _CODE[int(op["code"])] in _KEEPS]
+    kept = _kept(ops)
     for op in kept:
-        code, dims, place = _CODE[int(op["code"])], op["dims"], int(op["work"]["offset"])
-        if code == "delay":
-            width, steps = int(dims[0]), int(dims[1])
-            dims[2] = delay_slots(tokens, steps, samples)
-            size = 4 * width * int(dims[2])
-        else:
-            key, value, heads, window = (int(n) for n in (*dims[:3], op["strides_a"][0]))
-            pages = cache_pages(tokens, window, samples)
-            dims[3] = pages * spec.PAGE
-            size = heads * pages * page_bytes(spec.ENUMS["cache"][int(op["func"])], key, value)
-            caches.add(place)
-        sizes.setdefault(place, spec.align(size, spec.ALIGN_BUFFER))
+        size = RESIZE[_known(op).view](spec.named(op), tokens, samples)
+        sizes.setdefault(int(op["work"]["offset"]), spec.align(size, spec.ALIGN_BUFFER))
+    caches = {int(op["work"]["offset"]) for op in kept if "keeps_cache" in _known(op).traits}
     places, cleared, end = place_kept(sizes, caches, first)
     for op in kept:
         op["work"]["offset"] = places[int(op["work"]["offset"])]
@@ -132,12 +146,8 @@ def _arrange(ops: Any, tokens: int, samples: int, first: int) -> tuple[int, int]
 
 def _macs(ops: Any, tokens: int) -> int:
     """Multiply-accumulates of attention at the end of a full context."""
-    total = 0
-    for op in ops:
-        if _CODE[int(op["code"])] == "attention":
-            key, value, window = int(op["dims"][0]), int(op["dims"][1]), int(op["strides_a"][0])
-            total += attention_macs(int(op["rows"]), key, value, window, tokens)
-    return total
+    return sum(attention_macs(int(op["rows"]), int(op["key"]), int(op["value"]), int(op["window"]), tokens)
+               for op in spec.named_all(ops, "attention"))  # fmt: skip
 
 
 def _write(image: Path, head: bytes, header: Any, in_place: bool) -> tuple[str, ...]:
