@@ -31,7 +31,9 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.layers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--setup", action="store_true", help="only make the environment")
     parser.add_argument("--quick", action="store_true", help="fewer sizes, batches and rounds")
     parser.add_argument("--publish", action="store_true", help="write results.json here and docs/performance.md")

@@ -238,7 +238,7 @@ def switching(driver: Path, folder: Path) -> str:
 
 def main() -> None:
     """Measure and print, or write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.memory", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--directory", type=Path, help="where the models lie (600 MB)")
     parser.add_argument("--limit", type=int, default=128, help="MB of memory for the model larger than it")
     parser.add_argument("--tokens", type=int, default=240)

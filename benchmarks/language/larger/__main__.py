@@ -31,7 +31,11 @@ LIMITS = {"qwen3-30b": (12_000, 8_000), "qwen3-2": (600,)}  # MB; beside them ev
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.language.larger",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--quick", action="store_true", help="two layers")
     parser.add_argument("--export", action="store_true", help="export the model where it is missing")
     parser.add_argument("--limits", nargs="+", type=int, metavar="MB", help="of memory; by default 12000 8000")

@@ -44,7 +44,11 @@ _BLOCK, _SUPER = 32, 256  # weights that share a scale; of K formats, blocks who
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.language.quality",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--publish", action="store_true", help="write docs/language-performance.md")
     args = parser.parse_args()

@@ -36,7 +36,9 @@ Sides = tuple[Side, Side]
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.language.speed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="the two-layer shape, two rounds")
     parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--rounds", type=int, help="5; samples of every figure")
