@@ -104,7 +104,7 @@ static uint64_t op_work(const clb_op *op, uint32_t tokens) {
     }
     const int axes = op->code == CLB_OP_LINEAR   ? 2
                      : op->code == CLB_OP_REDUCE ? 3
-                     : op->code <= CLB_OP_MAP2   ? 4
+                     : op->code <= CLB_OP_BINARY ? 4
                                                  : 1;
     for (int axis = 0; axis < axes; ++axis) {
         work = times(work, op->dims[axis]);

@@ -44,7 +44,7 @@ uint64_t clb_work_floats(const clb_model *model, const clb_op *op, uint64_t samp
 /* Only an operation on two values has functions around it. An exponential takes no parameter in a
  * program: kernels have one for their own use. */
 static int functions_fit(const clb_op *op) {
-    const int two = op->code == CLB_OP_MAP2;
+    const int two = op->code == CLB_OP_BINARY;
     const uint32_t most = two ? CLB_UNARY_COUNT : 1;
     const uint32_t own = clb_has(op, CLB_ENDS_IN_FUNCTION) ? op->func : CLB_UNARY_IDENTITY;
     const uint32_t function = two ? op->before : own;

@@ -35,8 +35,8 @@ enum clb_op {
     CLB_OP_LINEAR,
     CLB_OP_LINEAR_Q,
     CLB_OP_QUANTIZE,
-    CLB_OP_MAP1,
-    CLB_OP_MAP2,
+    CLB_OP_UNARY,
+    CLB_OP_BINARY,
     CLB_OP_SOFTMAX,
     CLB_OP_LAYERNORM,
     CLB_OP_RMSNORM,
@@ -140,7 +140,7 @@ enum clb_apply { CLB_APPLY_OUTPUT, CLB_APPLY_INPUT, CLB_APPLY_COUNT };
 
 enum clb_cache { CLB_CACHE_FP32, CLB_CACHE_FP16, CLB_CACHE_INT8, CLB_CACHE_COUNT };
 
-enum clb_sight { CLB_SIGHT_PAST, CLB_SIGHT_ALL, CLB_SIGHT_SOURCE, CLB_SIGHT_COUNT };
+enum clb_mask { CLB_MASK_CAUSAL, CLB_MASK_FULL, CLB_MASK_CROSS, CLB_MASK_COUNT };
 
 /* The first bytes of the file. */
 typedef struct {
@@ -270,7 +270,7 @@ typedef struct {
             uint32_t key_heads;
             uint32_t positions; /* positions that the cache holds, in whole pages; 1 to CLB_LIMIT */
             uint32_t window; /* positions a token sees, its own included; 0: all; 0 to CLB_LIMIT */
-            uint32_t sight;  /* a `sight` value; 0 to 2 */
+            uint32_t mask;   /* a `mask` value; 0 to 2 */
             uint32_t unused_9[10];
             float scale;   /* factor on the scores */
             float softcap; /* soft cap of the scores; 0: none */

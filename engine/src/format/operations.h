@@ -30,8 +30,8 @@ enum clb_trait {
     X(LINEAR, linear, CLB_UNARY_COUNT, CLB_ENDS_IN_FUNCTION)                                       \
     X(LINEAR_Q, linear, CLB_UNARY_COUNT, CLB_ENDS_IN_FUNCTION)                                     \
     X(QUANTIZE, quantize, UINT16_MAX + 1, 0)                                                       \
-    X(MAP1, map, CLB_UNARY_COUNT, CLB_IN_PLACE | CLB_HAS_AXES | CLB_ENDS_IN_FUNCTION)              \
-    X(MAP2, map, CLB_BINARY_COUNT, CLB_IN_PLACE | CLB_HAS_AXES)                                    \
+    X(UNARY, map, CLB_UNARY_COUNT, CLB_IN_PLACE | CLB_HAS_AXES | CLB_ENDS_IN_FUNCTION)             \
+    X(BINARY, map, CLB_BINARY_COUNT, CLB_IN_PLACE | CLB_HAS_AXES)                                  \
     X(SOFTMAX, norm, UINT16_MAX + 1, CLB_IN_PLACE)                                                 \
     X(LAYERNORM, norm, UINT16_MAX + 1, CLB_IN_PLACE)                                               \
     X(RMSNORM, norm, UINT16_MAX + 1, CLB_IN_PLACE)                                                 \
@@ -48,8 +48,8 @@ enum clb_trait {
 /* what computes each row by itself: code, clb_… */
 #define CLB_ROW_KERNELS(X)                                                                         \
     X(QUANTIZE, quantize)                                                                          \
-    X(MAP1, map)                                                                                   \
-    X(MAP2, map)                                                                                   \
+    X(UNARY, map)                                                                                  \
+    X(BINARY, map)                                                                                 \
     X(SOFTMAX, softmax)                                                                            \
     X(LAYERNORM, norm)                                                                             \
     X(RMSNORM, norm)                                                                               \
@@ -82,10 +82,10 @@ enum {
     X(CLB_OP_LINEAR, 3, 2, 1, 1073741824u)                                                         \
     X(CLB_OP_LINEAR_Q, 3, 2, 1, 1073741824u)                                                       \
     X(CLB_OP_QUANTIZE, 3, 1, 1, 536870912u)                                                        \
-    X(CLB_OP_MAP1, 3, 4, 1, 1073741824u)                                                           \
-    X(CLB_OP_MAP1, 7, 12, 0, 1073741824u)                                                          \
-    X(CLB_OP_MAP2, 3, 4, 1, 1073741824u)                                                           \
-    X(CLB_OP_MAP2, 7, 12, 0, 1073741824u)                                                          \
+    X(CLB_OP_UNARY, 3, 4, 1, 1073741824u)                                                          \
+    X(CLB_OP_UNARY, 7, 12, 0, 1073741824u)                                                         \
+    X(CLB_OP_BINARY, 3, 4, 1, 1073741824u)                                                         \
+    X(CLB_OP_BINARY, 7, 12, 0, 1073741824u)                                                        \
     X(CLB_OP_SOFTMAX, 3, 1, 1, 1073741824u)                                                        \
     X(CLB_OP_LAYERNORM, 3, 1, 1, 1073741824u)                                                      \
     X(CLB_OP_RMSNORM, 3, 1, 1, 1073741824u)                                                        \

@@ -103,9 +103,9 @@ CLB_STATIC_WALK void look(const attention *t, query *rows, uint32_t n, uint32_t 
 
 /* One past the last position that a token sees, where the first of the batch is `here`. */
 CLB_STATIC_WALK uint32_t end_of(const attention *t, uint32_t here, uint32_t sample) {
-    const uint32_t sight = t->op->attention.sight;
-    if (sight == CLB_SIGHT_SOURCE) return t->frame->ctx->source;
-    return here + (sight == CLB_SIGHT_ALL ? t->samples : sample + 1);
+    const uint32_t mask = t->op->attention.mask;
+    if (mask == CLB_MASK_CROSS) return t->frame->ctx->source;
+    return here + (mask == CLB_MASK_FULL ? t->samples : sample + 1);
 }
 
 /* Row `number` of a key head's, which has seen nothing yet. */
@@ -183,7 +183,7 @@ CLB_WALK void clb_attention(const clb_op *op, uint32_t samples, const clb_frame 
                    .sinks = clb_tensor_at(frame, op->attention.sinks),
                    .bias = clb_tensor_at(frame, op->attention.biases),
                    .span = span,
-                   .middle = op->attention.sight == CLB_SIGHT_ALL ? span / 2 : span - 1,
+                   .middle = op->attention.mask == CLB_MASK_FULL ? span / 2 : span - 1,
                    .tiles = clb_ceil(samples * group, CLB_TILE)};
     const uint64_t macs =
         (uint64_t)samples * op->rows * (frame->position + samples) * (t.c.key + t.c.value);

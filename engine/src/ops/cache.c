@@ -118,11 +118,11 @@ static int pages_fit(const clb_header *h, const clb_op *op) {
 
 int clb_cache_fits(const clb_subject *s) {
     const clb_op *op = s->op;
-    const uint32_t sight = op->attention.sight;
+    const uint32_t mask = op->attention.mask;
     const uint64_t tokens = s->model->header->context_tokens;
-    const uint64_t distances = sight == CLB_SIGHT_ALL ? 2 * tokens - 1 : tokens;
-    if (sight != CLB_SIGHT_PAST && op->attention.window != 0) return 0;
-    if (sight == CLB_SIGHT_SOURCE && (!s->scope->decodes || s->w1 != NULL)) return 0;
+    const uint64_t distances = mask == CLB_MASK_FULL ? 2 * tokens - 1 : tokens;
+    if (mask != CLB_MASK_CAUSAL && op->attention.window != 0) return 0;
+    if (mask == CLB_MASK_CROSS && (!s->scope->decodes || s->w1 != NULL)) return 0;
     if (!pages_fit(s->model->header, op)) return 0;
     if (s->w1 == NULL) return 1;
     return s->w1->layout == CLB_LAYOUT_FLAT && s->w1->cols / op->rows >= distances;
@@ -164,7 +164,7 @@ int clb_caches_are_filled(const clb_model *model) {
         const clb_op *op = &model->ops[n];
         if (op->code != CLB_OP_ATTENTION) continue;
         const int cleared = op->work.offset < h->cleared_bytes;
-        if (cleared && op->attention.sight != CLB_SIGHT_ALL) return 0;
+        if (cleared && op->attention.mask != CLB_MASK_FULL) return 0;
         int filled = 0;
         for (uint32_t other = 0; other < h->main_ops; ++other) {
             const int found = fills(&model->ops[other], op);

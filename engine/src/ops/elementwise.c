@@ -13,7 +13,7 @@ CLB_STATIC_WALK const float *gather(const float *row, size_t stride, size_t n, f
     return buffer;
 }
 
-/* One innermost row of map1 (b is NULL) or map2. */
+/* One innermost row of unary (b is NULL) or binary. */
 CLB_STATIC_WALK void map_row(const clb_kernels *kernels, const clb_op *op, const float *a,
                              const float *b, float *out) {
     const size_t n = op->dims[3];
@@ -53,7 +53,7 @@ static inline size_t place_of(const uint32_t *strides, size_t i, size_t j, size_
 }
 
 CLB_WALK void clb_map(const clb_op *op, const clb_tile *tile) {
-    const int two = op->code == CLB_OP_MAP2;
+    const int two = op->code == CLB_OP_BINARY;
     for (uint32_t row = 0; row < tile->rows; ++row) {
         for (size_t i = 0; i < op->dims[0]; ++i) {
             for (size_t j = 0; j < op->dims[1]; ++j) {
@@ -83,7 +83,7 @@ static int map_fits(const clb_subject *s) { return clb_apart(s->op->dims, s->op-
 static void map_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
     clb_strided(&uses[CLB_A], s->op, s->op->strides_a, CLB_ALL_AXES);
     clb_strided(&uses[CLB_OUT], s->op, s->op->strides_out, CLB_ALL_AXES);
-    if (s->op->code == CLB_OP_MAP2) {
+    if (s->op->code == CLB_OP_BINARY) {
         clb_strided(&uses[CLB_B], s->op, s->op->strides_b, CLB_ALL_AXES);
     }
 }
