@@ -69,11 +69,11 @@ def counted(program: Program) -> int:
 
     def one(o: Any) -> int:
         if o.code in ("linear", "linear_q"):
-            residual = 0
+            outliers = 0
             if (outliers := o["outliers"]) is not None:
                 cells = -(-outliers.rows // 64) * -(-outliers.cols // 1024)
-                residual = cells * min((outliers.bytes - 4 * (cells + 1)) // 4, 65536)
-            return int(o.rows * (o["inputs"] * o["outputs"] + o["outputs"] + residual))
+                outliers = cells * min((outliers.bytes - 4 * (cells + 1)) // 4, 65536)
+            return int(o.rows * (o["inputs"] * o["outputs"] + o["outputs"] + outliers))
         if o.code == "moe":
             layer = program.layers[o["layer"]]
             own = [e for e in program.experts if e.layer == o["layer"]]

@@ -7,8 +7,8 @@ static int size_fits(const clb_tensor *t) {
     if (t->layout == CLB_LAYOUT_FLAT) {
         return t->rows == 1 && t->bytes == (uint64_t)t->cols * sizeof(float);
     }
-    if (t->layout == CLB_LAYOUT_RESIDUAL) { /* its entries are clamped where they are read */
-        const uint64_t index = 4 * (clb_residual_cells(t->rows, t->cols) + 1);
+    if (t->layout == CLB_LAYOUT_OUTLIERS) { /* its entries are clamped where they are read */
+        const uint64_t index = 4 * (clb_outlier_cells(t->rows, t->cols) + 1);
         return t->bytes >= index && t->bytes % 4 == 0 && (t->bytes - index) / 4 <= CLB_LIMIT;
     }
     const uint64_t each = clb_block_bytes(t->layout, t->cols);

@@ -44,7 +44,7 @@
 #define CLB_USED_BINARY       (~0ull)
 #define CLB_USED_PRODUCTS     (~0ull)
 #define CLB_USED_PRODUCTS_Q   (~0ull)
-#define CLB_USED_RESIDUAL     1
+#define CLB_USED_OUTLIERS     1
 #define CLB_USED_TEXT         1                       /* a context */
 #define CLB_USED_SOURCE       1                       /* a source text before the text */
 #define CLB_USED_BATCH        1                       /* several samples at once */
@@ -137,16 +137,16 @@ typedef struct {
     const float *scale;
     const int32_t *sum;
     const int8_t *q;
-} clb_record;
+} clb_quantized;
 
 /* A matrix and what is done with its product. */
 typedef struct {
     const uint8_t *blocks;
     size_t stride;                           /* bytes of a block */
     const float *bias;                       /* NULL: none */
-    const uint8_t *residual;                 /* NULL: none */
-    uint32_t layout, cols, outputs, entries; /* entries: of the residual */
-    _Bool quantized;                         /* its rows are records */
+    const uint8_t *outliers;                 /* NULL: none */
+    uint32_t layout, cols, outputs, entries; /* entries: of the outliers */
+    _Bool quantized;                         /* its rows are quantised */
     _Bool scaled;                            /* blocks begin with a scale for each row */
     _Bool from_bias; /* sums start from the bias; the integer formats add it to the scaled sum */
     _Bool adds;      /* sums start from what its outputs hold */
@@ -157,9 +157,9 @@ typedef struct clb_kernels {
     const char *name;
     void (*panel)(const clb_matrix *m, const clb_tile *tile, uint32_t first,
                   uint32_t blocks); /* writes the tile's out */
-    void (*residual)(const clb_matrix *m, const clb_tile *tile, uint32_t first,
+    void (*outliers)(const clb_matrix *m, const clb_tile *tile, uint32_t first,
                      uint32_t end); /* rows of cells: out += E·x */
-    void (*quantize)(const float *x, float *record, uint32_t cols);
+    void (*quantize)(const float *x, float *row, uint32_t cols);
     void (*unary)(uint32_t func, float p0, float p1, const float *x, float *out,
                   size_t n); /* out may be x */
     void (*binary)(uint32_t func, const float *a, const float *b, float *out,
@@ -281,9 +281,9 @@ CLB_WALK clb_router clb_route;
  * more than fit memory */
 CLB_WALK uint64_t clb_block_bytes(uint32_t layout, uint32_t cols);
 
-/* layout.c: cells, CLB_CELL_ROWS × CLB_CELL_COLS weights each, into which a residual's entries are
+/* layout.c: cells, CLB_CELL_ROWS × CLB_CELL_COLS weights each, into which outliers are
  * sorted */
-CLB_INTERNAL uint64_t clb_residual_cells(uint32_t rows, uint32_t cols);
+CLB_INTERNAL uint64_t clb_outlier_cells(uint32_t rows, uint32_t cols);
 
 /* linear.c: a matrix product, spread over the caller's threads where it is large */
 CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples,
@@ -321,12 +321,12 @@ static inline int32_t clb_four(const int8_t *q) {
 }
 
 /* 4-byte words of a quantised row. */
-static inline uint32_t clb_record_floats(uint32_t cols) {
+static inline uint32_t clb_quantized_floats(uint32_t cols) {
     return clb_ceil(cols, CLB_ACTIVATION_GROUP) + 9 * clb_ceil(cols, CLB_WEIGHT_GROUP);
 }
 
-static inline clb_record clb_record_at(const float *row, uint32_t cols) {
-    clb_record r;
+static inline clb_quantized clb_quantized_at(const float *row, uint32_t cols) {
+    clb_quantized r;
     r.scale = row;
     r.sum = (const int32_t *)(const void *)(row + clb_ceil(cols, CLB_ACTIVATION_GROUP));
     r.q = (const int8_t *)(const void *)(r.sum + clb_ceil(cols, CLB_WEIGHT_GROUP));

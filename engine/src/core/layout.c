@@ -1,4 +1,4 @@
-/* Sizes of what is stored: blocks of matrices, cells of residuals. */
+/* Sizes of what is stored: blocks of matrices, cells of outliers. */
 #include "internal.h"
 
 CLB_WALK uint64_t clb_block_bytes(uint32_t layout, uint32_t cols) {
@@ -12,6 +12,6 @@ CLB_WALK uint64_t clb_block_bytes(uint32_t layout, uint32_t cols) {
     }
 }
 
-CLB_INTERNAL uint64_t clb_residual_cells(uint32_t rows, uint32_t cols) {
+CLB_INTERNAL uint64_t clb_outlier_cells(uint32_t rows, uint32_t cols) {
     return (uint64_t)clb_ceil(rows, CLB_CELL_ROWS) * clb_ceil(cols, CLB_CELL_COLS);
 }

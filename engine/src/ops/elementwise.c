@@ -98,7 +98,7 @@ const clb_proof clb_map_proof = {map_fits, map_uses, NULL, map_work, NULL};
 
 static void quantize_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
     const clb_op *op = s->op;
-    clb_plain(uses, op->quantize.inputs, 0, clb_record_floats(op->quantize.inputs));
+    clb_plain(uses, op->quantize.inputs, 0, clb_quantized_floats(op->quantize.inputs));
     uses[CLB_OUT].cols = op->quantize.inputs;
 }
 

@@ -1,11 +1,11 @@
 /* Matrix products. A matrix is stored in blocks of 8 output rows side by side, so that a lane is
  * one output row and its sum one chain whatever the vector width. Here is what all formats and
- * instruction sets share: which rows and blocks are computed when, the residual and the activation;
+ * instruction sets share: which rows and blocks are computed when, the outliers and the activation;
  * a kernel computes a panel of blocks. */
 #include "../core/parallel.h"
 
 enum {
-    CELL_BLOCKS = CLB_CELL_ROWS / CLB_LANES, /* a task computes whole cells of the residual */
+    CELL_BLOCKS = CLB_CELL_ROWS / CLB_LANES, /* a task computes whole cells of the outliers */
     CHUNK_BYTES = 1 << 18, /* of a matrix that stay in the cache while every row passes over them */
     TASKS = 8, /* of a matrix that is spread over threads, at least: none waits long for the last */
     PARALLEL_MACS = 1 << 16, /* below, handing work to threads costs more than it saves */
@@ -18,7 +18,7 @@ typedef struct {
     uint32_t first, samples, blocks, chunk; /* chunk: blocks a task computes */
 } product_task;
 
-/* A matrix without a residual. */
+/* A matrix without outliers. */
 CLB_STATIC_WALK clb_matrix matrix_of(const void *blocks, const float *bias, uint32_t layout,
                                      uint32_t code, uint32_t cols, uint32_t outputs) {
     return (clb_matrix){
@@ -71,8 +71,8 @@ CLB_STATIC_WALK void run_chunk(void *arg, uint32_t index) {
             CLB_PANEL_OF(kernels)(&t->matrix, &tile, at, clb_min(end - at, CLB_PANEL));
         }
 #endif
-        if (CLB_USED_RESIDUAL && t->matrix.residual != NULL) {
-            kernels->residual(&t->matrix, &tile, first / CELL_BLOCKS, clb_ceil(end, CELL_BLOCKS));
+        if (CLB_USED_OUTLIERS && t->matrix.outliers != NULL) {
+            kernels->outliers(&t->matrix, &tile, first / CELL_BLOCKS, clb_ceil(end, CELL_BLOCKS));
         }
         for (uint32_t i = 0; op->func != CLB_UNARY_IDENTITY && i < tile.rows; ++i) {
             float *out = tile.out[i] + begin;
@@ -94,9 +94,9 @@ CLB_STATIC_WALK void multiply_by(const void *blocks, uint32_t layout, const clb_
     };
     const float *bias = clb_tensor_at(frame, op->linear.bias);
     t.matrix = matrix_of(blocks, bias, layout, op->code, op->linear.inputs, op->linear.outputs);
-    t.matrix.residual = clb_tensor_at(frame, op->linear.outliers);
-    if (t.matrix.residual != NULL) {
-        const uint64_t index = 4 * (clb_residual_cells(op->linear.outputs, op->linear.inputs) + 1);
+    t.matrix.outliers = clb_tensor_at(frame, op->linear.outliers);
+    if (t.matrix.outliers != NULL) {
+        const uint64_t index = 4 * (clb_outlier_cells(op->linear.outputs, op->linear.inputs) + 1);
         t.matrix.entries = (uint32_t)((frame->tensors[op->linear.outliers].bytes - index) / 4);
     }
     const uint32_t fitting = (uint32_t)(CHUNK_BYTES / t.matrix.stride) / CELL_BLOCKS * CELL_BLOCKS;
@@ -142,14 +142,14 @@ static int linear_fits(const clb_subject *s) {
     if (!is_in(op->code == CLB_OP_LINEAR_Q ? integers : floats, layout)) return 0;
     if (!clb_is_vector(s->w1, op->linear.outputs)) return 0;
     if (!linear_shape_fits(op, s->w0) || !linear_shape_fits(op, s->w2)) return 0;
-    return s->w2 == NULL || (is_in(integers, layout) && s->w2->layout == CLB_LAYOUT_RESIDUAL);
+    return s->w2 == NULL || (is_in(integers, layout) && s->w2->layout == CLB_LAYOUT_OUTLIERS);
 }
 
 static void linear_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
     const clb_op *op = s->op;
     const uint32_t inputs = op->linear.inputs;
     const int quantized = op->code == CLB_OP_LINEAR_Q;
-    clb_plain(uses, quantized ? clb_record_floats(inputs) : inputs, 0, op->linear.outputs);
+    clb_plain(uses, quantized ? clb_quantized_floats(inputs) : inputs, 0, op->linear.outputs);
     uses[CLB_A].cols = quantized ? inputs : 0;
     if (op->linear.matrix == CLB_NONE) { /* a matrix in whole blocks */
         const uint64_t blocks = clb_ceil(op->linear.outputs, CLB_LANES);
@@ -163,9 +163,9 @@ static uint64_t linear_macs(const clb_subject *s) {
     return clb_times(clb_times(op->rows, op->linear.inputs), op->linear.outputs);
 }
 
-/* Most entries of a residual that a row meets: no cell has more than there are, or than weights. */
-static uint64_t residual_work(const clb_tensor *t) {
-    const uint64_t cells = clb_residual_cells(t->rows, t->cols);
+/* Most outliers that a row meets: no cell has more than there are, or than weights. */
+static uint64_t outlier_work(const clb_tensor *t) {
+    const uint64_t cells = clb_outlier_cells(t->rows, t->cols);
     const uint64_t entries = (t->bytes - 4 * (cells + 1)) / 4;
     const uint64_t most = CLB_CELL_ROWS * CLB_CELL_COLS;
     return clb_times(cells, entries < most ? entries : most);
@@ -173,9 +173,8 @@ static uint64_t residual_work(const clb_tensor *t) {
 
 static uint64_t linear_work(const clb_subject *s) {
     const clb_op *op = s->op;
-    const uint64_t entries = op->linear.outliers == CLB_NONE
-                                 ? 0
-                                 : residual_work(&s->model->tensors[op->linear.outliers]);
+    const uint64_t entries =
+        op->linear.outliers == CLB_NONE ? 0 : outlier_work(&s->model->tensors[op->linear.outliers]);
     const uint64_t products = ((uint64_t)op->linear.inputs + 1) * op->linear.outputs;
     return clb_times(op->rows, clb_plus(products, entries));
 }

@@ -149,7 +149,7 @@ int clb_layer_fits(const clb_header *h, const clb_layer *l, uint32_t first_exper
     if (l->experts % l->groups != 0 || l->kept_groups > l->groups) return 0;
     const uint64_t eligible = (uint64_t)l->kept_groups * (l->experts / l->groups);
     const int finite = l->scale - l->scale == 0.0f && l->epsilon - l->epsilon == 0.0f;
-    if (l->quantized != 0 && clb_record_floats(l->quantized) != l->d_in) return 0;
+    if (l->quantized != 0 && clb_quantized_floats(l->quantized) != l->d_in) return 0;
     if (!finite || l->epsilon < 0.0f) return 0;
     return l->k <= eligible && rules_fit(l);
 }

@@ -38,7 +38,7 @@ FORCE_INLINE vi pairs_to_words(vi pairs) { return _mm256_madd_epi16(pairs, _mm25
 /* |x| is the unsigned operand. Where x is below 0 the weight w becomes -w - 1, which any byte can
  * be, and what that takes off the sum, all those |x|, is put in at the start. A pair of products
  * never passes 2 · 127 · 128 < 2^15. */
-FORCE_INLINE q8sum q8_start(const clb_record *x, uint32_t start, uint32_t end) {
+FORCE_INLINE q8sum q8_start(const clb_quantized *x, uint32_t start, uint32_t end) {
     const vi zero = _mm256_setzero_si256();
     vi sum = zero;
     for (uint32_t k = start; k < end; k += CLB_WEIGHT_GROUP) {

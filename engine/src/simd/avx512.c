@@ -42,7 +42,7 @@ FORCE_INLINE vf byte_of(vi four, int i) {
 
 /* The weight plus 128 is the unsigned operand, so 128 · Σ inputs is taken off from the start; over
  * a group of 128 inputs all stays within 2 · 128 · 255 · 127 < 2^23. */
-FORCE_INLINE q8sum q8_start(const clb_record *x, uint32_t start, uint32_t end) {
+FORCE_INLINE q8sum q8_start(const clb_quantized *x, uint32_t start, uint32_t end) {
     return words((int32_t)(0u - 128u * inputs_of(x, start, end)));
 }
 FORCE_INLINE q8w q8_weights(vi weights) {

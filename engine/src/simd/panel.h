@@ -67,7 +67,7 @@ static inline void begin(float *total, const float *start, uint32_t n) {
 
 /* The sum of a quantised row's inputs from `start` to below `end`, multiples of a group but for the
  * row's end. */
-static inline UNUSED uint32_t inputs_of(const clb_record *x, uint32_t start, uint32_t end) {
+static inline UNUSED uint32_t inputs_of(const clb_quantized *x, uint32_t start, uint32_t end) {
     uint32_t sum = 0;
     for (uint32_t g = start / CLB_WEIGHT_GROUP; g < clb_ceil(end, CLB_WEIGHT_GROUP); ++g) {
         sum += (uint32_t)x->sum[g];
@@ -128,12 +128,12 @@ OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
 /* E·x of the outputs in some rows of cells, added one by one in the order of the columns. Entries
  * come from the file unread, so their places are clamped here, not proven at load, and a cell has
  * no more of them than weights. */
-static void residual(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t end) {
+static void outliers(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t end) {
     enum { BATCH = 64 };
     const uint32_t segments = clb_ceil(m->cols, CLB_CELL_COLS);
-    const uint32_t *starts = (const uint32_t *)(const void *)m->residual;
+    const uint32_t *starts = (const uint32_t *)(const void *)m->outliers;
     const uint16_t *places =
-        (const uint16_t *)(const void *)(starts + clb_residual_cells(m->outputs, m->cols) + 1);
+        (const uint16_t *)(const void *)(starts + clb_outlier_cells(m->outputs, m->cols) + 1);
     const uint16_t *values = places + m->entries;
     const int quantized = m->quantized;
     for (uint32_t cell = first * segments; cell < end * segments; ++cell) {
@@ -158,9 +158,9 @@ static void residual(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
             for (uint32_t row = 0; row < tile->rows; ++row) {
                 float *out = tile->out[row] + output;
                 const float *x = tile->a[row] + input;
-                const clb_record record = clb_record_at(tile->a[row], m->cols);
-                const int8_t *q = record.q + input;
-                const float *scale = record.scale + input / CLB_ACTIVATION_GROUP;
+                const clb_quantized quantised = clb_quantized_at(tile->a[row], m->cols);
+                const int8_t *q = quantised.q + input;
+                const float *scale = quantised.scale + input / CLB_ACTIVATION_GROUP;
                 for (uint32_t i = 0; i < count; ++i) {
                     part[i] =
                         value[i] *

@@ -112,7 +112,7 @@ static NOINLINE void add_fours(int32_t total[QUARTER], const uint32_t *w, const 
 OF_MATRIX void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t outputs,
                             const clb_tile *tile, uint32_t cols, float total[CLB_TILE][CLB_WIDTH]) {
     for (uint32_t row = 0; row < clb_rows(tile); ++row) {
-        const clb_record x = clb_record_at(tile->a[row], cols);
+        const clb_quantized x = clb_quantized_at(tile->a[row], cols);
         const uint32_t *const inputs = (const uint32_t *)(const void *)x.q;
         const uint32_t *const end = inputs + clb_ceil(cols, 4);
         for (uint32_t at = 0; at < outputs; at += QUARTER) {
@@ -141,7 +141,7 @@ OF_MATRIX void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t outpu
     const uint32_t groups = clb_ceil(cols, CLB_WEIGHT_GROUP);
     for (uint32_t b = 0; b < clb_ceil(outputs, CLB_LANES); ++b) {
         for (uint32_t row = 0; row < clb_rows(tile); ++row) {
-            const clb_record x = clb_record_at(tile->a[row], cols);
+            const clb_quantized x = clb_quantized_at(tile->a[row], cols);
             float inner[CLB_LANES] = {0};
             for (uint32_t g = 0; g < groups; ++g) {
                 const uint8_t *group = matrix + b * stride + (size_t)g * (CLB_LANES * 18);
@@ -163,7 +163,7 @@ OF_MATRIX void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t outpu
                     }
                 }
                 ALL_LANES {
-                    /* unsigned, because a hostile program may hand over a record that is none */
+                    /* unsigned, because a hostile program may hand over a row that is none */
                     const int32_t exact = (int32_t)((uint32_t)sum[lane] - 8u * (uint32_t)x.sum[g]);
                     inner[lane] += (float)exact * clb_half(scale[lane]);
                 }

@@ -98,8 +98,9 @@ FORCE_INLINE void float_tile(enum format format, const uint8_t *w, size_t stride
     ADD_TOTALS((void)0, chain[v][r])
 }
 
-FORCE_INLINE void int8_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_record *x,
-                            uint32_t rows, uint32_t start, uint32_t end, totals *total) {
+FORCE_INLINE void int8_tile(const uint8_t *w, size_t stride, uint32_t vectors,
+                            const clb_quantized *x, uint32_t rows, uint32_t start, uint32_t end,
+                            totals *total) {
     const uint8_t *ahead = ahead_of(w, (size_t)start * CLB_LANES, stride, vectors);
     q8sum sum[MOST_VECTORS][CLB_TILE];
     UNROLL_8 for (uint32_t r = 0; r < rows; ++r) {
@@ -126,8 +127,9 @@ FORCE_INLINE void int8_tile(const uint8_t *w, size_t stride, uint32_t vectors, c
                mul(to_float(q8_end(sum[v][r])), scale))
 }
 
-FORCE_INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, const clb_record *x,
-                            uint32_t rows, uint32_t start, uint32_t end, totals *total) {
+FORCE_INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors,
+                            const clb_quantized *x, uint32_t rows, uint32_t start, uint32_t end,
+                            totals *total) {
     const uint8_t *ahead =
         ahead_of(w, (size_t)start / CLB_WEIGHT_GROUP * (CLB_LANES * 18), stride, vectors);
     vf inner[MOST_VECTORS][CLB_TILE] = {0};
@@ -180,10 +182,10 @@ FORCE_INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, c
 
 /* The rows `x` of a product. */
 #define FLOATS const float *const *x = tile->a;
-#define RECORDS                                                                                    \
-    clb_record x[CLB_TILE];                                                                        \
+#define QUANTIZED                                                                                  \
+    clb_quantized x[CLB_TILE];                                                                     \
     for (uint32_t i = 0; i < tile->computed; ++i) {                                                \
-        x[i] = clb_record_at(tile->a[i], cols);                                                    \
+        x[i] = clb_quantized_at(tile->a[i], cols);                                                 \
     }
 
 /* One group of inputs at a time, whose weights stay in the first cache while all rows of the tile
@@ -205,5 +207,5 @@ FORCE_INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors, c
 PRODUCT(product_f32, FLOATS, CLB_GROUP, COVER, F32_TILE)
 PRODUCT(product_f16, FLOATS, CLB_GROUP, COVER, F16_TILE)
 PRODUCT(product_i8, FLOATS, CLB_GROUP, COVER, I8_TILE)
-PRODUCT(product_q_i8, RECORDS, CLB_ACTIVATION_GROUP, COVER, int8_tile)
-PRODUCT(product_q_i4, RECORDS, CLB_ACTIVATION_GROUP, COVER_INT4, int4_tile)
+PRODUCT(product_q_i8, QUANTIZED, CLB_ACTIVATION_GROUP, COVER, int8_tile)
+PRODUCT(product_q_i4, QUANTIZED, CLB_ACTIVATION_GROUP, COVER_INT4, int4_tile)

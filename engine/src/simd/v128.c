@@ -164,7 +164,7 @@ FORCE_INLINE vi q8_end(q8sum sum) { return sum; }
 typedef q8sum q4sum;
 typedef q8x q4x;
 
-FORCE_INLINE q8sum q8_start(UNUSED const clb_record *x, UNUSED uint32_t start,
+FORCE_INLINE q8sum q8_start(UNUSED const clb_quantized *x, UNUSED uint32_t start,
                             UNUSED uint32_t end) {
     return sums_from(0);
 }

@@ -159,9 +159,9 @@ static inline uint32_t scale_to(int8_t *q, const float *x, uint32_t n, float fac
 /* Worth a loop of its own, whose length is constant. */
 #define WHOLE(n, most) (!CLB_SCALAR && (n) == (most))
 
-static void quantize(const float *x, float *record, uint32_t cols) {
+static void quantize(const float *x, float *row, uint32_t cols) {
     enum { PAD = SUMS ? CLB_WEIGHT_GROUP : 4 };
-    int32_t *sums = (int32_t *)(void *)(record + clb_ceil(cols, CLB_ACTIVATION_GROUP));
+    int32_t *sums = (int32_t *)(void *)(row + clb_ceil(cols, CLB_ACTIVATION_GROUP));
     int8_t *q = (int8_t *)(void *)(sums + clb_ceil(cols, CLB_WEIGHT_GROUP));
     int8_t *const pad = q + cols;
     for (const float *end = x + cols; x < end;) {
@@ -171,7 +171,7 @@ static void quantize(const float *x, float *record, uint32_t cols) {
                                                                 : most_of(x, group);
         const float largest = clb_from_bits((uint32_t)most);
         float factor = largest > 0.0f ? 127.0f / largest : 0.0f;
-        *record++ = largest / 127.0f;
+        *row++ = largest / 127.0f;
         const int usable =
             factor > 0.0f && factor < clb_inf(); /* or nothing is below 127.5 but zeros */
         if (usable) {
@@ -206,7 +206,7 @@ static int sound(void) { return clb_sound(); }
     {                                                                                              \
         .name = its_name,                                                                          \
         .panel = panel,                                                                            \
-        .residual = CLB_USED_RESIDUAL ? residual : NULL,                                           \
+        .outliers = CLB_USED_OUTLIERS ? outliers : NULL,                                           \
         .quantize = CLB_USED_PRODUCTS_Q != 0 ? quantize : NULL,                                    \
         .unary = unary,                                                                            \
         .binary = binary,                                                                          \

@@ -20,7 +20,7 @@ INDIRECT: dict[str, tuple[str, ...]] = {
     "elementwise": ("unary", "binary", "quantize"),
     "attention": ("panel", "unary"),
     "parallel": ("run_rows", "run_chunk", "attend"),
-    "linear": ("panel", "residual", "unary"),
+    "linear": ("panel", "outliers", "unary"),
     "sums": ("unary",),
     "routing": ("unary",),
     "moe": ("mix", "compare_routes", "run_expert", "clb_route"),

@@ -171,9 +171,13 @@ def export(
         float | None, typer.Option(help="Largest output error, relative; else nothing is written.")
     ] = None,
     activations: Annotated[str, typer.Option(help="How int8 weights read their input: int8 or float.")] = "int8",
-    residual_share: Annotated[
+    outlier_share: Annotated[
         float | None,
-        typer.Option(help="Share of a matrix's bytes for its float16 residual; by default 1 % where that pays."),
+        typer.Option(
+            "--outlier-share",
+            "--residual-share",
+            help="Share of a matrix's bytes for its float16 sparse outliers; by default 1 % where that pays.",
+        ),
     ] = None,
     architecture: Architecture = None,
     calibration: Annotated[Path | None, typer.Option(help=".npy or .npz with real input rows.")] = None,
@@ -230,7 +234,7 @@ def export(
                 if value is not None:
                     raise ExportError(f"{option} is not for language models: leave it out")
             style = Style(prefix, expert_sections)
-            summary = _export_language(model, output, dtype, activations, residual_share, context, cache, max_batch,
+            summary = _export_language(model, output, dtype, activations, outlier_share, context, cache, max_batch,
                                        pipeline.alignment(expert_align, for_firmware), style, workers,
                                        as_json)  # fmt: skip
         show(summary, as_json)
@@ -245,7 +249,7 @@ def export(
             graph, rows, batch, report = _source(model, architecture, trust)
         if calibration is not None:
             rows = [np.asarray(x, np.float32) for x in _arrays(calibration, graph.inputs)]
-        how = pipeline.Quantization(dtype, activations, residual_share, _bytes(budget), max_error)
+        how = pipeline.Quantization(dtype, activations, outlier_share, _bytes(budget), max_error)
         batch = (batch if stream is None else 1) if max_batch is None else max_batch
         built = pipeline.build(graph, quantization=how, selection=selection, max_batch=batch, calibration=rows,
                                expert_align=pipeline.alignment(expert_align, for_firmware), on_stage=advance,

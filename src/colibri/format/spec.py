@@ -35,7 +35,7 @@ MAX_META = 1 << 28  # bytes of header and metadata: they are copied and proven b
 MAX_EXPERTS = 65535  # of one layer: the certificate holds choices as u16, and 65535 for none
 
 SPACES = ("none", "arena", "input", "output", "const", "token_in", "token_out", "token_weight")
-LAYOUTS = ("flat", "rows8_f32", "rows8_f16", "rows8_i8", "rows8_i4", "residual")
+LAYOUTS = ("flat", "rows8_f32", "rows8_f16", "rows8_i8", "rows8_i4", "outliers")
 SCOPES = ("shared", "expert")
 
 ERRORS: tuple[tuple[str, str], ...] = (

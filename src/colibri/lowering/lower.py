@@ -20,7 +20,7 @@ from colibri.format.layouts import (
     delay_slots,
     layout_of,
     page_bytes,
-    record_floats,
+    quantized_floats,
     stored_size,
 )
 from colibri.format.spec import ALIGN_BUFFER, ALIGN_MODEL, EXPERT_TILE, LANES, LIMIT, PAGE, align
@@ -284,11 +284,11 @@ class _Lowering:
         integer = reads_int8(node, self.graph)
         a, rows = self.int8_rows(node.inputs[0]) if integer else self.rows(node.inputs[0])
         out, _, after = self.define_rows(node)
-        residual = matrix is not None and kind_of(matrix)[1] >= 0
+        outliers = matrix is not None and kind_of(matrix)[1] >= 0
         self.ops.append(
             Op("linear_q" if integer else "linear", out, a, func=node.attrs.get("activation") or "identity", rows=rows,
                inputs=k, outputs=n, matrix=self.weight(node, 1, "" if matrix is None else layout_of(matrix)),
-               bias=self.weight(node, 2), outliers=self.weight(node, 1, "residual") if residual else None,
+               bias=self.weight(node, 2), outliers=self.weight(node, 1, "outliers") if outliers else None,
                comment=node.output, alpha=node.attrs.get("alpha", 0.0), beta=node.attrs.get("beta", 0.0))
         )  # fmt: skip
         self.macs += self.steps * rows * n * k
@@ -399,7 +399,7 @@ class _Lowering:
         if name not in self.quantized:
             a, rows = self.rows(name)
             cols = self.graph.shapes[name][-1]
-            view = self.fresh(f"{name}.int8", (rows, record_floats(cols)))
+            view = self.fresh(f"{name}.int8", (rows, quantized_floats(cols)))
             out, _ = must(as_rows(view))
             self.ops.append(Op("quantize", out, a, rows=rows, inputs=cols, comment=name))
             self.quantized[name] = out, rows
@@ -590,7 +590,7 @@ class _Lowering:
         out, _, after = self.define_rows(node)
         d_in, d_out = self.graph.shapes[node.inputs[0]][-1], self.graph.shapes[node.output][-1]
         quantized = d_in if integer else 0
-        d_in = record_floats(d_in) if integer else d_in
+        d_in = quantized_floats(d_in) if integer else d_in
         choices = self.samples * tokens * router.k
         slots = choices * d_out if router.k > 1 else 0  # a single choice goes straight to the output
         words = slots + 3 * choices + router.experts + 1 + (4 if router.keyed else 1) * router.experts

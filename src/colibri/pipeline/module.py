@@ -42,7 +42,7 @@ class Quantization:
 
     dtype: str = "fp32"
     activations: str = "int8"
-    residual_share: float | None = None  # of a matrix's bytes, for its sparse residual E; None: 1 % where it pays
+    outlier_share: float | None = None  # of a matrix's bytes, for its sparse outliers E; None: 1 % where it pays
     budget: int | None = None  # bytes of all weights
     max_error: float | None = None  # ‖Δ‖ / ‖y‖ of the worst output
     scorer: Scorer | None = None  # task metric of a run's outputs, for the report
@@ -50,8 +50,8 @@ class Quantization:
     def __post_init__(self) -> None:
         options.choice("dtype", self.dtype, DTYPES)
         options.choice("activations", self.activations, ("int8", "float"))
-        if self.residual_share is not None:
-            options.number("residual_share", self.residual_share, 0, 1)
+        if self.outlier_share is not None:
+            options.number("outlier_share", self.outlier_share, 0, 1)
         if self.budget is not None:
             options.whole("budget", self.budget, 1, 1 << 62)
         if self.max_error is not None:
@@ -171,7 +171,7 @@ def _quantize(
     graph: Graph, how: Quantization, rows: Sequence[Array], given: bool
 ) -> tuple[Graph, list[Choice], Quality | None]:
     new, choices = quantize(graph, how.dtype, rows if given else None, activations=how.activations,
-                            share=how.residual_share, budget=how.budget, max_error=how.max_error)  # fmt: skip
+                            share=how.outlier_share, budget=how.budget, max_error=how.max_error)  # fmt: skip
     _require_sound_constants(new)
     if how.dtype == "fp32":
         return new, [], None
