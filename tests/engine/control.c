@@ -144,7 +144,7 @@ static void quantise_in(uint32_t word) {
             clb_write_control(word);
             clb_kernels_at(n)->quantize(x, record, COLS);
             clb_write_control(CLB_STANDARD);
-            const clb_record r = clb_record_at(record, COLS);
+            const clb_quantized r = clb_quantized_at(record, COLS);
             for (uint32_t i = 0; i < COLS; ++i) {
                 expect(r.q[i] >= -127 && r.q[i] * x[i] >= 0.0f,
                        "a quantised input is within 127 and has its sign", word);

@@ -24,7 +24,7 @@ void clb_uses(const clb_model *model, const clb_op *op, clb_use uses[CLB_OPERAND
     if (known[op->code].proof->uses != NULL) {
         known[op->code].proof->uses(&s, uses);
     } else {
-        clb_plain(uses, op->dims[0], 0, op->dims[0]);
+        clb_plain(uses, op->row.floats, 0, op->row.floats);
     }
 }
 
@@ -32,8 +32,8 @@ clb_cost clb_cost_of(const clb_model *model, const clb_op *op) {
     const clb_subject s = {.model = model, .op = op};
     const clb_proof *proof = known[op->code].proof;
     return (clb_cost){.macs = proof->macs == NULL ? 0 : proof->macs(&s),
-                      .work =
-                          proof->work == NULL ? (uint64_t)op->rows * op->dims[0] : proof->work(&s)};
+                      .work = proof->work == NULL ? (uint64_t)op->rows * op->row.floats
+                                                  : proof->work(&s)};
 }
 
 uint64_t clb_work_floats(const clb_model *model, const clb_op *op, uint64_t samples) {
@@ -48,7 +48,7 @@ static int functions_fit(const clb_op *op) {
     const uint32_t most = two ? CLB_UNARY_COUNT : 1;
     const uint32_t own = clb_has(op, CLB_ENDS_IN_FUNCTION) ? op->func : CLB_UNARY_IDENTITY;
     const uint32_t function = two ? op->before : own;
-    if (function == CLB_UNARY_EXP && op->alpha != 0.0f) return 0;
+    if (function == CLB_UNARY_EXP && op->map.alpha != 0.0f) return 0;
     return op->func < known[op->code].functions && op->before < most && op->after < most;
 }
 

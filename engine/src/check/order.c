@@ -315,7 +315,7 @@ static int in_place(const clb_op *op, const clb_use *u, const clb_use *out) {
         return 0;
     } /* a passes through its function first */
     for (int axis = 0; map && axis < CLB_AXES; ++axis) {
-        if (op->dims[axis] > 1 && u->strides[axis] != out->strides[axis]) return 0;
+        if (op->map.sizes[axis] > 1 && u->strides[axis] != out->strides[axis]) return 0;
     }
     return 1;
 }

@@ -16,10 +16,10 @@ CLB_STATIC_WALK const float *gather(const float *row, size_t stride, size_t n, f
 /* One innermost row of unary (b is NULL) or binary. */
 CLB_STATIC_WALK void map_row(const clb_kernels *kernels, const clb_op *op, const float *a,
                              const float *b, float *out) {
-    const size_t n = op->dims[3];
-    const size_t stride_a = op->strides_a[3];
-    const size_t stride_b = op->strides_b[3];
-    const size_t stride_out = op->strides_out[3];
+    const size_t n = op->map.sizes[3];
+    const size_t stride_a = op->map.strides_a[3];
+    const size_t stride_b = op->map.strides_b[3];
+    const size_t stride_out = op->map.strides_out[3];
     const int dense = stride_out == 1 && stride_a == 1;
     const size_t step = dense && (b == NULL || stride_b == 1) ? n : CHUNK;
     const uint32_t first = b == NULL ? op->func : op->before;
@@ -31,7 +31,7 @@ CLB_STATIC_WALK void map_row(const clb_kernels *kernels, const clb_op *op, const
         const float *x = gather(a + i * stride_a, stride_a, count, left);
         float *y = stride_out == 1 ? out + i : result;
         if (b == NULL || first != CLB_UNARY_IDENTITY) {
-            kernels->unary(first, op->alpha, op->beta, x, y, count);
+            kernels->unary(first, op->map.alpha, op->map.beta, x, y, count);
             x = y;
         }
         if (b != NULL) {
@@ -55,12 +55,13 @@ static inline size_t place_of(const uint32_t *strides, size_t i, size_t j, size_
 CLB_WALK void clb_map(const clb_op *op, const clb_tile *tile) {
     const int two = op->code == CLB_OP_BINARY;
     for (uint32_t row = 0; row < tile->rows; ++row) {
-        for (size_t i = 0; i < op->dims[0]; ++i) {
-            for (size_t j = 0; j < op->dims[1]; ++j) {
-                for (size_t k = 0; k < op->dims[2]; ++k) {
-                    const float *a = tile->a[row] + place_of(op->strides_a, i, j, k);
-                    const float *b = two ? tile->b[row] + place_of(op->strides_b, i, j, k) : NULL;
-                    float *out = tile->out[row] + place_of(op->strides_out, i, j, k);
+        for (size_t i = 0; i < op->map.sizes[0]; ++i) {
+            for (size_t j = 0; j < op->map.sizes[1]; ++j) {
+                for (size_t k = 0; k < op->map.sizes[2]; ++k) {
+                    const float *a = tile->a[row] + place_of(op->map.strides_a, i, j, k);
+                    const float *b =
+                        two ? tile->b[row] + place_of(op->map.strides_b, i, j, k) : NULL;
+                    float *out = tile->out[row] + place_of(op->map.strides_out, i, j, k);
                     map_row(tile->kernels, op, a, b, out);
                 }
             }
@@ -78,20 +79,22 @@ CLB_WALK void clb_quantize(const clb_op *op, const clb_tile *tile) {
 #include "../check/proof.h"
 
 /* Sizes and strides have a range. */
-static int map_fits(const clb_subject *s) { return clb_apart(s->op->dims, s->op->strides_out); }
+static int map_fits(const clb_subject *s) {
+    return clb_apart(s->op->map.sizes, s->op->map.strides_out);
+}
 
 static void map_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
-    clb_strided(&uses[CLB_A], s->op, s->op->strides_a, CLB_ALL_AXES);
-    clb_strided(&uses[CLB_OUT], s->op, s->op->strides_out, CLB_ALL_AXES);
+    clb_strided(&uses[CLB_A], s->op, s->op->map.strides_a, CLB_ALL_AXES);
+    clb_strided(&uses[CLB_OUT], s->op, s->op->map.strides_out, CLB_ALL_AXES);
     if (s->op->code == CLB_OP_BINARY) {
-        clb_strided(&uses[CLB_B], s->op, s->op->strides_b, CLB_ALL_AXES);
+        clb_strided(&uses[CLB_B], s->op, s->op->map.strides_b, CLB_ALL_AXES);
     }
 }
 
 static uint64_t map_work(const clb_subject *s) {
     const clb_op *op = s->op;
-    const uint64_t outer = clb_times(op->rows, (uint64_t)op->dims[0] * op->dims[1]);
-    return clb_times(outer, (uint64_t)op->dims[2] * op->dims[3]);
+    const uint64_t outer = clb_times(op->rows, (uint64_t)op->map.sizes[0] * op->map.sizes[1]);
+    return clb_times(outer, (uint64_t)op->map.sizes[2] * op->map.sizes[3]);
 }
 
 const clb_proof clb_map_proof = {map_fits, map_uses, NULL, map_work, NULL};

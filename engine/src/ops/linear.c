@@ -76,7 +76,7 @@ CLB_STATIC_WALK void run_chunk(void *arg, uint32_t index) {
         }
         for (uint32_t i = 0; op->func != CLB_UNARY_IDENTITY && i < tile.rows; ++i) {
             float *out = tile.out[i] + begin;
-            kernels->unary(op->func, op->alpha, op->beta, out, out, outputs);
+            kernels->unary(op->func, op->linear.alpha, op->linear.beta, out, out, outputs);
         }
     }
 }
