@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from colibri.format import spec
 from tests.hostile.cases.table import U16, U32, Hostile, place, table
+from tests.hostile.editor import BASES, Editor
 
-# A model with each.
-BASES = {
-    "linear": "dense", "linear_q": "quantized", "quantize": "quantized", "unary": "soft", "binary": "top2_shared",
-    "softmax": "dense", "layernorm": "deep", "rmsnorm": "top2_shared", "reduce": "deep", "loop": "steps", "moe": "top1",
-    "embed": "steps", "rope": "text", "cache": "text", "attention": "text", "delay": "text",
-}  # fmt: skip
 SPACES = (0, len(spec.SPACES), len(spec.SPACES) + 1, U32)
 TOO_MANY = (0, spec.LIMIT + 1, U32)
-FUNCTIONS = {"linear": spec.UNARY, "unary": spec.UNARY, "binary": spec.BINARY, "reduce": spec.REDUCE}
 
 
-def _of(code: str) -> list[Hostile]:
+def _base(code: str) -> str:
+    """The first model with the operation."""
+    return next(base for base in BASES if spec.OPCODES.index(code) in Editor(base).ops["code"])
+
+
+def _of(operation: spec.Operation) -> list[Hostile]:
+    code = operation.name
     # A delay may only store, or only recall; a loop has no operands.
     spaces = SPACES[1:] if code in ("delay", "loop") else SPACES
     operands = ("a", "b" if code == "cache" else "out")
-    functions = (len(FUNCTIONS[code]), U16) if code in FUNCTIONS else ()
+    functions = (len(spec.ENUMS[operation.functions]), U16) if operation.functions else ()
     own = code != "moe"
     return table(
-        BASES[code],
+        lambda: _base(code),
         *((f"{code} {o} in space {n}", "PROGRAM", {f"here.{o}.space": n}) for o in operands for n in spaces),
         *((f"{code} with {n} rows", "PROGRAM", {"here.rows": n}) for n in TOO_MANY),
         *((f"{code} of sizes {n}", "PROGRAM", {"here.dims": n}) for n in TOO_MANY if own),
@@ -34,4 +34,4 @@ def _of(code: str) -> list[Hostile]:
     )
 
 
-CASES = [case for code in spec.OPCODES for case in _of(code)]
+CASES = [case for operation in spec.OPERATIONS for case in _of(operation)]

@@ -26,7 +26,7 @@ class Hostile:
     """
 
     name: str
-    base: str
+    base: str | Callable[[], str]
     errors: tuple[str, ...]
     fields: Fields
     here: Count | None = None
@@ -34,7 +34,7 @@ class Hostile:
 
     def edited(self) -> Editor:
         """The changed model; its checksums do not fit."""
-        edit = Editor(self.base)
+        edit = Editor(self.base if isinstance(self.base, str) else self.base())
         before = self.cost(edit) if self.cost else 0
         edit.here = self.here(edit) if self.here else None
         edit.update(self.fields)
@@ -43,7 +43,9 @@ class Hostile:
         return edit
 
 
-def table(base: str, *rows: Row, here: Count | None = None, cost: Count | None = None) -> list[Hostile]:
+def table(
+    base: str | Callable[[], str], *rows: Row, here: Count | None = None, cost: Count | None = None
+) -> list[Hostile]:
     """Cases on one base."""
     return [Hostile(name, base, tuple(error.split(" or ")), fields, here, cost) for name, error, fields in rows]
 
