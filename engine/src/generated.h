@@ -46,17 +46,13 @@ static inline const clb_kernels *clb_kernels_at(uint32_t n) /* a context has non
 #include "core/rows.c"
 #include "core/rowwise.c"
 #include "core/sums.c"
-#include "ops/attention.c"
-#include "ops/cache.c"
-#include "ops/delay.c"
 #include "ops/elementwise.c"
-#include "ops/embed.c"
 #include "ops/linear.c"
 #include "ops/moe.c"
 #include "ops/norms.c"
 #include "ops/reduce.c"
-#include "ops/rope.c"
 #include "ops/routing.c"
+#include "ops/texts.h"
 #include "check/selftest.c"
 
 /* The model's bytes in flash, and their checksums. */

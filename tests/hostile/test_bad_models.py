@@ -29,7 +29,7 @@ from tests.engine.conftest import GRAPHS, compile_c, compiler, example, find_cla
 from tools import size
 
 HERE = Path(__file__).parent
-TEXT_BASES = ["text", "text_window", "text_int8", "exchange"]
+TEXT_BASES = ["text", "text_window", "text_int8", "text_delta", "exchange"]
 BASES = [*GRAPHS, *TEXT_BASES]
 BATCH = 3
 E = {name: code for code, (name, _) in enumerate(spec.ERRORS)}
@@ -359,7 +359,7 @@ FIELD_BASES = [
     "many_ports",
     *(pytest.param(n, marks=pytest.mark.slow) for n in BASES if n not in ("top2_shared", "many_ports")),
 ]
-POSITIONS = [spec.OPCODES.index(code) for code in ("embed", "rope", "cache", "attention", "delay")]
+POSITIONS = [spec.OPCODES.index(code) for code in ("embed", "rope", "cache", "attention", "delay", "delta")]
 
 
 @pytest.mark.parametrize("base", FIELD_BASES)
@@ -1054,21 +1054,25 @@ for _size in (0, 1 << 16, spec.LIMIT, spec.LIMIT + 1, (1 << 32) - 1):
 # Language models.
 
 
-def attention_macs(e: Editor) -> int:
-    """Multiply-accumulates of attention on the last token of a full context."""
-    tokens = int(e.header["context_tokens"])
-    ops = e.ops[e.ops["code"] == spec.OPCODES.index("attention")]
-    seen = [min(tokens, int(op["strides_a"][0]) or tokens) for op in ops]
-    return sum(int(op["rows"]) * (int(op["dims"][0]) + int(op["dims"][1])) * n for op, n in zip(ops, seen, strict=True))
+def text_macs(e: Editor) -> int:
+    """Multiply-accumulates of attention on the last token of a full context, and of the delta rule."""
+    tokens, total = int(e.header["context_tokens"]), 0
+    for op in e.ops:
+        rows, key, value, window = (int(n) for n in (op["rows"], *op["dims"][:2], op["strides_a"][0]))
+        if op["code"] == spec.OPCODES.index("attention"):
+            total += rows * (key + value) * min(tokens, window or tokens)
+        if op["code"] == spec.OPCODES.index("delta"):
+            total += 3 * rows * key * value
+    return total
 
 
 def text_attack(name: str, codes: str | tuple[str, ...], change: Attack, base: str = "text") -> None:
     """An attack whose cost the header owns up to, so that something else must refuse it."""
 
     def costed(e: Editor) -> None:
-        before = attention_macs(e)
+        before = text_macs(e)
         change(e)
-        e.header["worst_macs"] = (int(e.header["worst_macs"]) + attention_macs(e) - before) % (1 << 64)
+        e.header["worst_macs"] = (int(e.header["worst_macs"]) + text_macs(e) - before) % (1 << 64)
 
     rewrite(base, name, codes, costed)
 
@@ -1105,12 +1109,13 @@ for _code in ("linear", "rmsnorm", "embed", "moe", "attention"):
             f"{_code} before the tail has its {_operand} in the output", "PROGRAM",
             of(_code, _operand, space="output", offset=0, sample_stride=floats_of, row_stride=0),
         )  # fmt: skip
-for _code in ("embed", "moe", "rope", "cache", "attention", "delay"):
-    text_attack(f"{_code} in the tail", "PROGRAM", put("header", 0, "tail_op", lambda e, c=_code: e.op(c)))
+for _code in ("embed", "moe", "rope", "cache", "attention", "delay", "delta"):
+    _base = "text_delta" if _code == "delta" else "text"
+    text_attack(f"{_code} in the tail", "PROGRAM", put("header", 0, "tail_op", lambda e, c=_code: e.op(c)), _base)
     if _code != "moe":
         text_attack(
             f"{_code} in an expert", "PROGRAM",
-            lambda e, c=_code: e.ops.__setitem__(e.op("linear", expert=True), e.ops[e.op(c)]),
+            lambda e, c=_code: e.ops.__setitem__(e.op("linear", expert=True), e.ops[e.op(c)]), _base,
         )  # fmt: skip
 text_attack("tail behind the program", "PROGRAM", put("header", 0, "tail_op", lambda e: int(e.header["main_ops"]) + 1))
 text_attack("no tail", "OK", put("header", 0, "tail_op", lambda e: int(e.header["main_ops"])))
@@ -1133,15 +1138,16 @@ for _code in ("cache", "attention"):
     text_attack(f"{_code} in an unknown format", "PROGRAM", lambda e, c=_code: put("ops", e.op(c), "func", 3)(e))
     text_attack(f"{_code} in a larger format", ("OK", "PROGRAM"),
                 lambda e, c=_code: put("ops", e.op(c), "func", 0)(e), "text_int8")  # fmt: skip
-for _code in ("cache", "attention", "delay"):
+for _code in ("cache", "attention", "delay", "delta"):
+    _base = "text_delta" if _code == "delta" else "text"
     for _name, _value in (
         ("head", 0),
         ("end", lambda e: int(e.header["context_bytes"]) // 32 * 32),
         ("nowhere", (1 << 64) - 32),
         ("an odd place", lambda e, c=_code: int(e.ops["work"]["offset"][e.op(c)]) + 4),
     ):
-        text_attack(f"{_code} keeps at {_name}", "PROGRAM", of(_code, "work", offset=_value))
-    text_attack(f"{_code} keeps in the output", "PROGRAM", of(_code, "work", space="output"))
+        text_attack(f"{_code} keeps at {_name}", "PROGRAM", of(_code, "work", offset=_value), _base)
+    text_attack(f"{_code} keeps in the output", "PROGRAM", of(_code, "work", space="output"), _base)
 text_attack(
     "attention of more heads than share keys", "PROGRAM", lambda e: grow("ops", e.op("attention"), "rows", 1)(e)
 )
@@ -1184,6 +1190,29 @@ text_attack("delay that only recalls", "OK", of("delay", "a", space="none"))
 text_attack("delay that stores from a constant", "PROGRAM", of("delay", "a", space="const"))
 text_attack("delay that recalls into the input", "PROGRAM", of("delay", "out", space="input"))
 text_attack("delay of what it keeps", "ORDER", of("delay", "a", **_kept))
+_state = {"offset": lambda e: int(e.ops["work"]["offset"][e.op("delta")])}
+for _name, _codes, _change in (
+    *((f"{name} {value}", "PROGRAM", sized("delta", at, value))
+      for at, name in enumerate(("key", "value", "key heads"))
+      for value in (0, 1 << 20, 1 << 27, spec.LIMIT, spec.LIMIT + 1, 1 << 31, (1 << 32) - 1)),
+    ("a longer key", "PROGRAM", sized("delta", 0, 7)),
+    ("a shorter key", "OK", sized("delta", 0, 5)),
+    ("a longer value", "PROGRAM", sized("delta", 1, 6)),
+    ("a shorter value", ("OK", "ORDER"), sized("delta", 1, 4)),
+    ("key heads that do not serve all values", "PROGRAM", sized("delta", 2, 3)),
+    ("more key heads than there are", "ORDER", sized("delta", 2, 4)),
+    ("fewer key heads", "OK", sized("delta", 2, 1)),
+    ("more heads than it keeps", "PROGRAM", lambda e: put("ops", e.op("delta"), "rows", 6)(e)),
+    ("fewer heads", ("OK", "ORDER"), lambda e: put("ops", e.op("delta"), "rows", 2)(e)),
+    ("no values", "PROGRAM", of("delta", "b", space="none")),
+    ("values from a constant", "PROGRAM", of("delta", "b", space="const")),
+    ("values out of its state", "ORDER", of("delta", "b", **_state)),
+    ("keys out of its state", "ORDER", of("delta", "a", **_state)),
+    ("results onto its state", "ORDER", of("delta", "out", **_state)),
+    ("results onto its keys", "ORDER", of("delta", "out", offset=lambda e: int(e.ops["a"]["offset"][e.op("delta")]))),
+    ("a state where others write", "ORDER", of("delta", "work", offset=spec.HEAD_BYTES)),
+):  # fmt: skip
+    text_attack(f"delta with {_name}", _codes, _change, "text_delta")
 text_attack(
     "queries out of the cache",
     "PROGRAM",

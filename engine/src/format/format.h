@@ -34,7 +34,7 @@
 enum clb_op {
     CLB_OP_LINEAR, CLB_OP_LINEAR_Q, CLB_OP_QUANTIZE, CLB_OP_MAP1, CLB_OP_MAP2, CLB_OP_SOFTMAX, CLB_OP_LAYERNORM,
     CLB_OP_RMSNORM, CLB_OP_REDUCE, CLB_OP_LOOP, CLB_OP_MOE, CLB_OP_EMBED, CLB_OP_ROPE, CLB_OP_CACHE, CLB_OP_ATTENTION,
-    CLB_OP_DELAY, CLB_OP_COUNT
+    CLB_OP_DELAY, CLB_OP_DELTA, CLB_OP_COUNT
 };
 
 enum clb_space {
@@ -202,6 +202,14 @@ typedef struct {
             uint32_t unused_6[1];
             uint32_t apart; /* time steps from a row to the next, later one */
         } delay;
+        struct {
+            uint32_t unused_0[3];
+            uint32_t key; /* floats of a query and of a key; 1 to CLB_LIMIT */
+            uint32_t value; /* floats of a value; 1 to CLB_LIMIT */
+            uint32_t key_heads; /* heads of queries and keys; each serves rows / key_heads values; 1 to CLB_LIMIT */
+            uint32_t unused_6[13];
+            float scale; /* factor on the queries */
+        } delta;
     };
     uint16_t before, after;
 } CLB_ALIAS clb_op;

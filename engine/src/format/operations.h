@@ -33,7 +33,8 @@ enum clb_trait {
     X(ROPE, rope, UINT16_MAX + 1, CLB_RUNS_ALL_SAMPLES | CLB_KNOWS_POSITIONS | CLB_IN_PLACE)                   \
     X(CACHE, cache, CLB_CACHE_COUNT, CLB_RUNS_ALL_SAMPLES | CLB_KNOWS_POSITIONS | CLB_KEEPS_CACHE)             \
     X(ATTENTION, attention, CLB_CACHE_COUNT, CLB_RUNS_ALL_SAMPLES | CLB_KNOWS_POSITIONS | CLB_KEEPS_CACHE | CLB_READS_KEPT)\
-    X(DELAY, delay, UINT16_MAX + 1, CLB_RUNS_ALL_SAMPLES | CLB_KNOWS_POSITIONS | CLB_STORES_FIRST)
+    X(DELAY, delay, UINT16_MAX + 1, CLB_RUNS_ALL_SAMPLES | CLB_KNOWS_POSITIONS | CLB_STORES_FIRST)             \
+    X(DELTA, delta, UINT16_MAX + 1, CLB_RUNS_ALL_SAMPLES | CLB_KNOWS_POSITIONS)
 
 /* what computes each row by itself: code, clb_… */
 #define CLB_ROW_KERNELS(X)                                                                                     \
@@ -51,7 +52,8 @@ enum clb_trait {
     X(ROPE, rope)                                                                                              \
     X(CACHE, cache)                                                                                            \
     X(ATTENTION, attention)                                                                                    \
-    X(DELAY, delay)
+    X(DELAY, delay)                                                                                            \
+    X(DELTA, delta)
 
 /* Words of a record, of an operation from w0 on, that have a range. */
 typedef struct {
@@ -104,6 +106,9 @@ enum { CLB_RANGES_OF_LAYER = CLB_OP_COUNT };
     X(CLB_OP_DELAY, 3, 1, 1, 1073741824u)                                                                      \
     X(CLB_OP_DELAY, 4, 1, 1, 1073741824u)                                                                      \
     X(CLB_OP_DELAY, 5, 1, 0, 1073741824u)                                                                      \
+    X(CLB_OP_DELTA, 3, 1, 1, 1073741824u)                                                                      \
+    X(CLB_OP_DELTA, 4, 1, 1, 1073741824u)                                                                      \
+    X(CLB_OP_DELTA, 5, 1, 1, 1073741824u)                                                                      \
     X(CLB_RANGES_OF_LAYER, 0, 1, 1, 65535u)                                                                    \
     X(CLB_RANGES_OF_LAYER, 1, 1, 1, 1073741824u)                                                               \
     X(CLB_RANGES_OF_LAYER, 2, 1, 0, 4u)                                                                        \

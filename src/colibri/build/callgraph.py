@@ -16,11 +16,11 @@ FLAGS = ("-fstack-usage", "-fcallgraph-info=su")
 
 _VECTOR = ("unary", "binary", "mix", "quantize")
 _PROOFS = {
-    "fits": "linear map reduce norm moe loop embed rope cache attention delay",
-    "uses": "linear quantize map reduce moe loop embed cache attention delay",
-    "macs": "linear attention",
-    "work": "linear map reduce clb_cache attention delay",
-    "kept": "moe clb_cache delay",
+    "fits": "linear map reduce norm moe loop embed rope cache attention delay delta",
+    "uses": "linear quantize map reduce moe loop embed cache attention delay delta",
+    "macs": "linear attention delta",
+    "work": "linear map reduce clb_cache attention delay delta",
+    "kept": "moe clb_cache delay delta",
 }
 _CALLED = {"clb_uses": ("uses",), "clb_cost_of": ("macs", "work"), "clb_work_floats": ("kept",),
            "clb_op_fits": ("fits", "kept"), "kept_fits": ("kept",)}  # fmt: skip
@@ -28,7 +28,8 @@ INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "context": ((), ("sound",)),
     "elementwise": ((), _VECTOR),
     "attention": ((), ("panel", "unary")),
-    "parallel": ((), ("run_rows", "run_chunk", "attend")),
+    "delta": ((), ("mix",)),
+    "parallel": ((), ("run_rows", "run_chunk", "attend", "learn")),
     "linear": ((), ("panel", "residual", "unary")),
     "sums": ((), ("unary",)),
     "rowwise": (
@@ -40,7 +41,7 @@ INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         for caller, parts in _CALLED.items()
     },
     "routing": ((), ("unary",)),
-    "forward": ((), tuple(f"clb_{op}" for op in ("embed", "rope", "cache", "attention", "delay"))),
+    "forward": ((), tuple(f"clb_{op}" for op in ("embed", "rope", "cache", "attention", "delay", "delta"))),
     "moe": ((), ("mix", "compare_routes", "run_expert", "clb_route")),
 }
 """What a call through a pointer can reach, by the file that makes it, or by file and function: tables in that file, and
@@ -49,7 +50,7 @@ functions by name. The caller's own hooks come on top of what is measured; compa
 GENERATED = {"moe": ("run_expert_*", "route_*")}
 """What it can reach besides where an exported model.c holds the program as code, if the pointer call is left at all."""
 
-HOOKS = ("attention", "linear", "moe", "parallel", "rowwise", "sums")
+HOOKS = ("attention", "delta", "linear", "moe", "parallel", "rowwise", "sums")
 """Files that call the caller's hooks through pointers, or what these are handed: generated code may have no other calls
 through pointers left in them."""
 

@@ -257,6 +257,8 @@ def op_work(op: Op, context: int) -> int:
             return op.rows * (key + value) + attention_macs(op.rows, key, value, op.strides_a[0], context)
         case "delay":
             return (op.rows + 1) * op.dims[0]
+        case "delta":
+            return op.rows * (4 * op.dims[0] + 1) * op.dims[1]
         case _:  # softmax, norms, quantize, embed, rope
             return op.rows * op.dims[0]
 

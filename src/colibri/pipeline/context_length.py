@@ -26,7 +26,8 @@ from colibri.ir.graph import ENDLESS
 
 _REFLINK = 0x40049409  # FICLONE: share the blocks, where the file system can
 _CODE, _SPACES = {n: name for n, name in enumerate(spec.OPCODES)}, list(spec.SPACES)
-_KEEPS = ("cache", "attention", "delay")
+_CACHED = ("cache", "attention")
+_KEEPS = (*_CACHED, "delay", "delta")
 
 
 @dataclass(frozen=True)
@@ -109,16 +110,18 @@ def _head(package: Package, tokens: int) -> tuple[bytes, Any]:
 
 
 def _arrange(ops: Any, tokens: int, samples: int, first: int) -> tuple[int, int]:
-    """Set the sizes and places of what is kept, as `lower` and `plan` do; the ends of the delays and of the caches."""
+    """Set the sizes and places of what is kept, as `lower` and `plan` do; the ends of what is cleared and of all."""
     places: dict[int, int] = {}  # old place -> new place
     end = cleared = first
     kept = [op for op in ops if _CODE[int(op["code"])] in _KEEPS]
-    for op in sorted(kept, key=lambda op: _CODE[int(op["code"])] != "delay"):
+    for op in sorted(kept, key=lambda op: _CODE[int(op["code"])] in _CACHED):
         code, dims, place = _CODE[int(op["code"])], op["dims"], int(op["work"]["offset"])
         if code == "delay":
             width, steps = int(dims[0]), int(dims[1])
             dims[2] = delay_slots(tokens, steps, samples)
             size = 4 * width * int(dims[2])
+        elif code == "delta":
+            size = 4 * int(op["rows"]) * int(dims[0]) * int(dims[1])
         else:
             key, value, heads, window = (int(n) for n in (*dims[:3], op["strides_a"][0]))
             pages = cache_pages(tokens, window, samples)
@@ -128,7 +131,7 @@ def _arrange(ops: Any, tokens: int, samples: int, first: int) -> tuple[int, int]
             places[place] = end
             end += spec.align(size, spec.ALIGN_BUFFER)
         op["work"]["offset"] = places[place]
-        cleared = end if code == "delay" else cleared
+        cleared = cleared if code in _CACHED else end
     return cleared, end
 
 

@@ -209,6 +209,12 @@ def _delay(node: Node, args: list[Array], graph: Graph) -> Array:
     return np.stack([sequence.delay(args[0], steps - row * node.attrs["apart"]) for row in range(rows)], axis=1)
 
 
+def _delta(node: Node, args: list[Array], graph: Graph) -> Array:
+    batch = max(map(len, args))
+    q, k, v, decay, beta = (np.broadcast_to(x, (batch, *x.shape[1:])) for x in args)
+    return sequence.delta(q, k, v, decay, beta, node.attrs["scale"])
+
+
 def _moe(node: Node, args: list[Array], trace: Trace | None, together: bool) -> Array:
     """`together`: all samples share the experts' capacity."""
     x, logits = args
@@ -254,4 +260,5 @@ OPS: dict[str, Callable[[Node, list[Array], Graph], Any]] = {
     "rope": lambda node, args, graph: sequence.rope(args[0], args[1][0]),
     "attention": lambda node, args, graph: _attention(node, args, alone=True),
     "delay": _delay,
+    "delta": _delta,
 }
