@@ -16,6 +16,7 @@ from colibri.format import spec
 from colibri.ir.graph import Graph
 from colibri.lowering.lower import lower
 from colibri.lowering.plan import plan
+from colibri.passes.fold import fold_constants
 from colibri.quantize import formats
 from colibri.reference import sequence
 from colibri.reference.interpreter import Trace, run
@@ -184,6 +185,19 @@ def test_any_shape_of_the_delta_rule_is_bit_exact(data: st.DataObject) -> None:
     lm.rewind(0)
     cut = [lm.logits(part) for part in np.split(ids, [draw(st.integers(1, len(ids) - 1))])]
     assert np.concatenate(cut).tobytes() == want.tobytes()
+
+
+def test_a_constant_changes_a_memory_at_every_position() -> None:
+    rng = np.random.default_rng(3)
+    graph = Graph("memory", context=9)
+    graph.add_input("token", (1,))
+    shapes = [(1, 3), (1, 3), (2, 5), (2,), (2,)]
+    inputs = [graph.add_constant(f"x{n}", rng.standard_normal(shape)) for n, shape in enumerate(shapes)]
+    graph.outputs = [graph.add("delta", *inputs, scale=1.0)]
+    graph = fold_constants(graph)
+    want = reference(graph, text(9, 5))
+    assert len(np.unique(want, axis=0)) == 9
+    assert LanguageModel(opened(image(graph, 4))).logits(text(9, 5)).tobytes() == want.tobytes()
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,8 @@ def _run(
         if n in inside:
             continue
         args = _args(node, values)
+        if node.op == "delta":  # a constant, too, changes the state at every position
+            args = [np.broadcast_to(x, (batch, *x.shape[1:])) for x in args]
         if node.op == "attention" and source is not None:
             y = _attention(node, args, alone=False)
         elif node.op == "moe":
@@ -210,8 +212,7 @@ def _delay(node: Node, args: list[Array], graph: Graph) -> Array:
 
 
 def _delta(node: Node, args: list[Array], graph: Graph) -> Array:
-    batch = max(map(len, args))
-    q, k, v, decay, beta = (np.broadcast_to(x, (batch, *x.shape[1:])) for x in args)
+    q, k, v, decay, beta = args
     return sequence.delta(q, k, v, decay, beta, node.attrs["scale"])
 
 
