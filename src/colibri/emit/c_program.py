@@ -26,7 +26,7 @@ _OPERATIONS = {o.name: o for o in spec.OPERATIONS}
 # Code for each operation alone takes up to a third fewer instructions than a walk that all share, and less flash where
 # operations are few or mostly elementwise. Bytes on a Cortex-M7: a call, what kinds take beyond one, a product; the
 # number of products above which they share their code; and bytes in all up to which it is worth while.
-_ALONE = {"softmax": 300, "layernorm": 200, "rmsnorm": 200, "reduce": 100, "delay": 100, "delta": 400, "embed": 200,
+_ALONE = {"softmax": 300, "layernorm": 200, "rmsnorm": 200, "reduce": 100, "delay": 100, "delta": 500, "embed": 200,
           "rope": 200, "cache": 500, "attention": 2500, "moe": 1000}  # fmt: skip
 _CALL, _PRODUCT, _PRODUCTS, _FOLDED = 40, 400, 4, 8000
 
