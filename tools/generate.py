@@ -22,7 +22,14 @@ sys.path.append(str(ROOT))
 
 from tools import generate_tokenizer  # noqa: E402
 
-_C_TYPES = {"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "f32": "float"}
+_C_TYPES = {
+    "u8": "uint8_t",
+    "u16": "uint16_t",
+    "u32": "uint32_t",
+    "u64": "uint64_t",
+    "f32": "float",
+    "tensor": "uint32_t",
+}
 
 
 def c_format() -> str:
@@ -113,13 +120,27 @@ def c_operations() -> str:
               "    uint16_t code; /* an operation's, or CLB_RANGES_OF_LAYER */", "    uint8_t first, count;",
               "    uint32_t least, most;", "} clb_range;", "enum { CLB_RANGES_OF_LAYER = CLB_OP_COUNT };", "",
               "#define CLB_RANGES(X)" + " " * 90 + "\\"]  # fmt: skip
-    ranges = [f"    X(CLB_OP_{o.name.upper()}, {w.at}, {w.count}, {w.least}, {w.most}u)"
-              for o in spec.OPERATIONS for w in spec.VIEWS[o.view] if _range(w)]  # fmt: skip
     layer = spec.LAYER.dtype.fields or {}
-    ranges += [f"    X(CLB_RANGES_OF_LAYER, {layer[name][1] // 4}, 1, {least}, {most}u)"
-               for name, (least, most) in spec.LAYER_RANGES.items()]  # fmt: skip
+    of_layer = [(layer[name][1] // 4, 1, least, most) for name, (least, most) in spec.LAYER_RANGES.items()]
+    known = [(f"CLB_OP_{o.name.upper()}", [(w.at, w.count, w.least, w.most) for w in spec.VIEWS[o.view] if _range(w)])
+             for o in spec.OPERATIONS]  # fmt: skip
+    ranges = [f"    X({owner}, {at}, {count}, {least}, {most}u)"
+              for owner, own in [*known, ("CLB_RANGES_OF_LAYER", of_layer)]
+              for at, count, least, most in _joined(own)]  # fmt: skip
     lines += [f"{row:<111}\\" for row in ranges[:-1]] + [ranges[-1]]
     return "\n".join([*lines, "", "#endif", ""])
+
+
+def _joined(ranges: Sequence[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """Ranges (first word, words, least, most), those of neighbours joined where they are the same."""
+    joined: list[tuple[int, int, int, int]] = []
+    for at, count, *limits in ranges:
+        first, before, *others = joined[-1] if joined else (-1, 0)
+        if (first + before, others) == (at, limits):
+            joined[-1] = (first, before + count, limits[0], limits[1])
+        else:
+            joined.append((at, count, limits[0], limits[1]))
+    return joined
 
 
 def _x_macro(name: str, doc: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -165,6 +186,8 @@ def doc_records() -> str:
               "| operation | name | field | range | meaning |", "|---|---|---|---|---|"]  # fmt: skip
     for view, words in spec.VIEWS.items():
         users = ", ".join(o.name for o in spec.OPERATIONS if o.view == view)
+        if not users:
+            continue
         parts += [f"| {users} | `{w.name}` | `{_field_of(w)}` | {_range(w).removeprefix('; ')} | {w.doc} |"
                   for w in words]  # fmt: skip
     parts += ["", "### Enumerations", "", "Values count from 0.", "", "| name | values |", "|---|---|"]

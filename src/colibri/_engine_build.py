@@ -86,7 +86,7 @@ static void record_logits(recording *r, int layer, size_t tokens)
     clb_model model;
     clb_parse(r->ctx->model, &model);
     const clb_op *op = model.ops;
-    while (op->code != CLB_OP_MOE || op->w0 != (uint32_t)layer) {
+    while (op->code != CLB_OP_MOE || op->moe.layer != (uint32_t)layer) {
         ++op;
     }
     const clb_frame frame = {.arena = (uint8_t *)(uintptr_t)r->ctx, .input = r->input, .output = r->output};

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from colibri.build import callgraph
+from tools.size import ENGINE
 
 NODE = 'node: {{ title: "{title}" label: "{name}\\n/src/{file}:1:1\\n{size} bytes (static)" }}'
 EDGE = 'edge: {{ sourcename: "{source}" targetname: "{target}" label: "/src/{file}:2:2" }}'
@@ -36,7 +37,7 @@ LINKED = {"walk", "program", "run_moe", "run_expert_0", "run_expert_1", "mix"}
 
 
 def test_pointer_calls_reach_what_generated_code_has(tmp_path: Path) -> None:
-    found = callgraph.read(graph(tmp_path, FUNCTIONS, CALLS), tmp_path, LINKED)
+    found = callgraph.read(graph(tmp_path, FUNCTIONS, CALLS), ENGINE, LINKED)
     assert found.calls["walk"] == {"program"}
     assert found.calls["run_moe"] == {"run_expert_0", "run_expert_1", "mix"}
     assert found.worst("walk") == (16 + 32 + 100 + 40 + 0, ["walk", "program", "run_moe", "run_expert_1", "memcpy"])
@@ -44,7 +45,7 @@ def test_pointer_calls_reach_what_generated_code_has(tmp_path: Path) -> None:
 
 
 def test_functions_that_were_not_linked_do_not_count(tmp_path: Path) -> None:
-    found = callgraph.read(graph(tmp_path, FUNCTIONS, CALLS), tmp_path, LINKED - {"run_expert_1"})
+    found = callgraph.read(graph(tmp_path, FUNCTIONS, CALLS), ENGINE, LINKED - {"run_expert_1"})
     assert found.worst("walk")[0] == 16 + 32 + 100 + 24
 
 
@@ -58,14 +59,14 @@ def test_functions_that_were_not_linked_do_not_count(tmp_path: Path) -> None:
 )
 def test_a_stack_without_a_bound_is_refused(tmp_path: Path, functions: str, calls: str, message: str) -> None:
     with pytest.raises(callgraph.StackError, match=message):
-        callgraph.read(graph(tmp_path, functions, calls), tmp_path, {"a", "b"}).worst("a")
+        callgraph.read(graph(tmp_path, functions, calls), ENGINE, {"a", "b"}).worst("a")
 
 
 def test_a_pointer_call_of_generated_code_may_be_a_callers_hook(tmp_path: Path) -> None:
-    found = callgraph.read(graph(tmp_path, "a@moe.c=8", "a>*@moe.c"), tmp_path, {"a"})
+    found = callgraph.read(graph(tmp_path, "a@moe.c=8", "a>*@moe.c"), ENGINE, {"a"})
     assert found.worst("a") == (8, ["a"])
 
 
 def test_the_whole_engine_must_have_every_function_that_is_named(tmp_path: Path) -> None:
     with pytest.raises(callgraph.StackError, match="not in the build: attend, attention_fits, "):
-        callgraph.read(graph(tmp_path, "a@x.c=8", ""), tmp_path)
+        callgraph.read(graph(tmp_path, "a@x.c=8", ""), ENGINE)

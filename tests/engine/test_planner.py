@@ -161,7 +161,7 @@ def assert_apart(ops: Sequence[Op]) -> None:
 
 
 def workspace_words(program: Program, op: Op) -> int:
-    layer = program.layers[op.layer]
+    layer = program.layers[op["layer"]]
     choices = program.max_batch * layer.tokens * layer.router.k
     return choices * (layer.d_out if layer.router.k > 1 else 0) + 3 * choices + layer.router.experts + 1
 
@@ -180,29 +180,28 @@ def words(op: Op, name: str, samples: int, program: Program, turn: int = 0) -> n
     if name == "work":
         return operand.place.buffer.offset // 4 + np.arange(workspace_words(program, op))  # type: ignore[union-attr]
     if op.code in ("map1", "map2"):
-        axes = list(zip(op.dims, {"a": op.strides_a, "b": op.strides_b, "out": op.strides_out}[name], strict=True))
+        axes = list(zip(op["sizes"], op[f"strides_{name}"], strict=True))
     elif op.code == "reduce":
-        outer, n, inner = op.dims
         axes = (
-            [(outer, op.strides_a[0]), (n, op.strides_a[1]), (inner, op.strides_a[2])]
+            [(op["outer"], op["from_outer"]), (op["size"], op["from_next"]), (op["inner"], op["from_inner"])]
             if name == "a"
-            else [(outer, op.strides_out[0]), (inner, op.strides_out[2])]
+            else [(op["outer"], op["to_outer"]), (op["inner"], op["to_inner"])]
         )
     elif op.code == "moe":
-        layer = program.layers[op.layer]
+        layer = program.layers[op["layer"]]
         axes = [({"a": layer.d_in, "b": layer.router.experts, "out": layer.d_out}[name], 1)]
     elif op.code in ("linear", "linear_q") and name == "out":
-        axes = [(op.dims[1], 1)]
+        axes = [(op["outputs"], 1)]
     elif op.code == "linear" and name == "b":
-        k, n = op.dims
+        k, n = op["inputs"], op["outputs"]
         places = [(row // 8 * k + col) * 8 + row % 8 for row in range(n) for col in range(k)]
         axes = []
     elif (op.code, name) == ("embed", "a"):
         axes = [(1, 1)]
     elif (op.code, name) in (("linear_q", "a"), ("quantize", "out")):
-        axes = [(-(-op.dims[0] // 128) + 9 * -(-op.dims[0] // 32), 1)]
+        axes = [(-(-op["inputs"] // 128) + 9 * -(-op["inputs"] // 32), 1)]
     else:
-        axes = [(op.dims[0], 1)]
+        axes = [(op.sizes()[0], 1)]
     base = 0 if operand.place.buffer is None else operand.place.buffer.offset // 4
     at = np.array([base + operand.offset + turn * operand.step_stride])
     if op.code == "linear" and name == "b":
@@ -220,7 +219,7 @@ def turns(ops: Sequence[Op]) -> Iterator[tuple[Op, int]]:
         if op.code != "loop":
             yield op, 0
             continue
-        steps, count, backward = op.dims
+        steps, count, backward = op["steps"], op["body"], op["backward"]
         for turn in range(steps)[:: -1 if backward else 1]:
             for inner in ops[at : at + count]:
                 yield inner, turn
@@ -248,9 +247,9 @@ def replay(program: Program) -> None:
     for op, turn in turns(program.ops):
         step(op, program.max_batch, turn)
         if op.code == "moe":
-            for ops in expert_programs(program, op.layer):
+            for ops in expert_programs(program, op["layer"]):
                 for inner, its in turns(ops):
-                    step(inner, program.layers[op.layer].tile, its)
+                    step(inner, program.layers[op["layer"]].tile, its)
             # What the layer still needs when its last expert is done has outlived them all.
             for name in ("a", "work", "out"):
                 buffer = getattr(op, name).place.buffer
@@ -267,7 +266,7 @@ def assert_planned(export: exporter.Export) -> None:
             work = op.work.place.buffer
             assert work is not None
             low, high = work.offset + workspace_words(program, op) * 4, span_of(work)[1]
-            for ops in expert_programs(program, op.layer):
+            for ops in expert_programs(program, op["layer"]):
                 assert_apart(ops)
                 assert all(low <= span_of(b)[0] and span_of(b)[1] <= high for b in lives(ops)), (
                     "scratch outside its place"

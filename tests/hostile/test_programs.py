@@ -61,8 +61,8 @@ def counted(program: Program) -> int:
     def of(ops: list[Any]) -> int:
         total = n = 0
         while n < len(ops):
-            body = ops[n + 1 : n + 1 + ops[n].dims[1]] if ops[n].code == "loop" else [ops[n]]
-            for _ in range(ops[n].dims[0] if ops[n].code == "loop" else 1):
+            body = ops[n + 1 : n + 1 + ops[n]["body"]] if ops[n].code == "loop" else [ops[n]]
+            for _ in range(ops[n]["steps"] if ops[n].code == "loop" else 1):
                 total += sum(one(each) for each in body)
             n += len(body) + (ops[n].code == "loop")
         return total
@@ -70,17 +70,17 @@ def counted(program: Program) -> int:
     def one(o: Any) -> int:
         if o.code in ("linear", "linear_q"):
             residual = 0
-            if o.w2 is not None:
-                cells = -(-o.w2.rows // 64) * -(-o.w2.cols // 1024)
-                residual = cells * min((o.w2.bytes - 4 * (cells + 1)) // 4, 65536)
-            return int(o.rows * (o.dims[0] * o.dims[1] + o.dims[1] + residual))
+            if (outliers := o["outliers"]) is not None:
+                cells = -(-outliers.rows // 64) * -(-outliers.cols // 1024)
+                residual = cells * min((outliers.bytes - 4 * (cells + 1)) // 4, 65536)
+            return int(o.rows * (o["inputs"] * o["outputs"] + o["outputs"] + residual))
         if o.code == "moe":
-            layer = program.layers[o.layer]
-            own = [e for e in program.experts if e.layer == o.layer]
+            layer = program.layers[o["layer"]]
+            own = [e for e in program.experts if e.layer == o["layer"]]
             most = max(of(program.expert_ops[e.first_op : e.first_op + e.ops]) for e in own)
             experts = layer.router.experts
             return int(experts + o.rows * layer.router.k * (experts + layer.d_out + most))
-        return int(o.rows * np.prod(o.dims if o.code in ("map1", "map2", "reduce") else o.dims[:1]))
+        return int(o.rows * np.prod(o.sizes() if o.code in ("map1", "map2", "reduce") else o.sizes()[:1]))
 
     return of(program.ops)
 

@@ -39,7 +39,7 @@ def windows(size: int, apart: int, channels_first: bool) -> Graph:
 def test_a_window_of_a_stream_is_one_delay(size: int, apart: int, batch: int, channels_first: bool) -> None:
     """B9: building it compares the stream with the whole sequence, and the engine with the reference to the bit."""
     built = exporter.build(windows(size, apart, channels_first), stream_axis=1, max_batch=batch)
-    delays = [(op.rows, op.dims[1], op.strides_a[0]) for op in built.program.ops if op.code == "delay"]
+    delays = [(op.rows, op["steps"], op["apart"]) for op in built.program.ops if op.code == "delay"]
     assert delays == ([(size, (size - 1) * apart, apart)] if size > 1 else [])
     rows = np.random.default_rng(1).normal(size=(40, WIDTH)).astype(np.float32)
     found = engine.load(built.image)(rows)

@@ -119,20 +119,33 @@ typedef struct {
             float alpha, beta;
         };
         struct {
+            uint32_t unused_0[3];
+            uint32_t floats; /* floats of a row, where an operation's own proof does not say */
+        } row;
+        struct {
             uint32_t matrix; /* tensor (outputs, inputs); none: operand b is the matrix, in layout rows8_f32 */
             uint32_t bias; /* tensor (outputs), or none */
             uint32_t outliers; /* tensor: the sparse outliers E of an int8 or int4 matrix, or none */
             uint32_t inputs; /* floats of a row that is read; 1 to CLB_LIMIT */
             uint32_t outputs; /* floats of a row that is written; 1 to CLB_LIMIT */
+            uint32_t unused_5[14];
+            float alpha; /* first parameter of the function */
+            float beta; /* second parameter of the function */
         } linear;
         struct {
             uint32_t unused_0[3];
             uint32_t inputs; /* floats of a row; 1 to CLB_LIMIT / 2 */
         } quantize;
         struct {
-            uint32_t unused_0[3];
-            uint32_t sizes[4]; /* elements along each axis; 1 to CLB_LIMIT */
-            uint32_t strides[12]; /* floats to the next element along each axis: of a, b and out; 0 to CLB_LIMIT */
+            uint32_t constant_a; /* tensor: operand a, or none */
+            uint32_t constant_b; /* tensor: operand b, or none */
+            uint32_t unused_2[1];
+            uint32_t sizes[4]; /* elements along each axis, the innermost last; 1 to CLB_LIMIT */
+            uint32_t strides_a[4]; /* floats to the next element along each axis; 0 to CLB_LIMIT */
+            uint32_t strides_b[4]; /* likewise; 0 to CLB_LIMIT */
+            uint32_t strides_out[4]; /* likewise; 0 to CLB_LIMIT */
+            float alpha; /* first parameter of the `unary` function */
+            float beta; /* second parameter of the `unary` function */
         } map;
         struct {
             uint32_t gamma; /* tensor (size), or none */
@@ -166,7 +179,8 @@ typedef struct {
             uint32_t layer; /* which MoE layer */
             uint32_t bias; /* tensor (experts): the selection bias, or none */
             uint32_t scale; /* tensor (experts): a factor for each expert, or none */
-            uint32_t unused_3[2];
+            uint32_t d_in; /* floats of a token, as the layer has them */
+            uint32_t d_out; /* floats of an expert's output, likewise */
             uint32_t scratch; /* floats of the experts' scratch memory, behind the workspace; 0 to CLB_LIMIT */
         } moe;
         struct {

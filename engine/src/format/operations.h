@@ -64,10 +64,8 @@ typedef struct {
 enum { CLB_RANGES_OF_LAYER = CLB_OP_COUNT };
 
 #define CLB_RANGES(X)                                                                                          \
-    X(CLB_OP_LINEAR, 3, 1, 1, 1073741824u)                                                                     \
-    X(CLB_OP_LINEAR, 4, 1, 1, 1073741824u)                                                                     \
-    X(CLB_OP_LINEAR_Q, 3, 1, 1, 1073741824u)                                                                   \
-    X(CLB_OP_LINEAR_Q, 4, 1, 1, 1073741824u)                                                                   \
+    X(CLB_OP_LINEAR, 3, 2, 1, 1073741824u)                                                                     \
+    X(CLB_OP_LINEAR_Q, 3, 2, 1, 1073741824u)                                                                   \
     X(CLB_OP_QUANTIZE, 3, 1, 1, 536870912u)                                                                    \
     X(CLB_OP_MAP1, 3, 4, 1, 1073741824u)                                                                       \
     X(CLB_OP_MAP1, 7, 12, 0, 1073741824u)                                                                      \
@@ -76,48 +74,29 @@ enum { CLB_RANGES_OF_LAYER = CLB_OP_COUNT };
     X(CLB_OP_SOFTMAX, 3, 1, 1, 1073741824u)                                                                    \
     X(CLB_OP_LAYERNORM, 3, 1, 1, 1073741824u)                                                                  \
     X(CLB_OP_RMSNORM, 3, 1, 1, 1073741824u)                                                                    \
-    X(CLB_OP_REDUCE, 3, 1, 1, 1073741824u)                                                                     \
-    X(CLB_OP_REDUCE, 4, 1, 1, 1073741824u)                                                                     \
-    X(CLB_OP_REDUCE, 5, 1, 1, 1073741824u)                                                                     \
-    X(CLB_OP_REDUCE, 7, 1, 0, 1073741824u)                                                                     \
-    X(CLB_OP_REDUCE, 8, 1, 0, 1073741824u)                                                                     \
-    X(CLB_OP_REDUCE, 9, 1, 0, 1073741824u)                                                                     \
-    X(CLB_OP_REDUCE, 15, 1, 0, 1073741824u)                                                                    \
-    X(CLB_OP_REDUCE, 16, 1, 0, 1073741824u)                                                                    \
-    X(CLB_OP_REDUCE, 17, 1, 0, 1073741824u)                                                                    \
-    X(CLB_OP_LOOP, 3, 1, 1, 1073741824u)                                                                       \
-    X(CLB_OP_LOOP, 4, 1, 1, 1073741824u)                                                                       \
+    X(CLB_OP_REDUCE, 3, 3, 1, 1073741824u)                                                                     \
+    X(CLB_OP_REDUCE, 7, 3, 0, 1073741824u)                                                                     \
+    X(CLB_OP_REDUCE, 15, 3, 0, 1073741824u)                                                                    \
+    X(CLB_OP_LOOP, 3, 2, 1, 1073741824u)                                                                       \
     X(CLB_OP_LOOP, 5, 1, 0, 1u)                                                                                \
     X(CLB_OP_MOE, 5, 1, 0, 1073741824u)                                                                        \
     X(CLB_OP_EMBED, 3, 1, 1, 1073741824u)                                                                      \
     X(CLB_OP_ROPE, 3, 1, 1, 1073741824u)                                                                       \
-    X(CLB_OP_CACHE, 3, 1, 1, 1073741824u)                                                                      \
-    X(CLB_OP_CACHE, 4, 1, 1, 1073741824u)                                                                      \
-    X(CLB_OP_CACHE, 5, 1, 1, 1073741824u)                                                                      \
-    X(CLB_OP_CACHE, 6, 1, 1, 1073741824u)                                                                      \
+    X(CLB_OP_CACHE, 3, 4, 1, 1073741824u)                                                                      \
     X(CLB_OP_CACHE, 7, 1, 0, 1073741824u)                                                                      \
     X(CLB_OP_CACHE, 8, 1, 0, 2u)                                                                               \
-    X(CLB_OP_ATTENTION, 3, 1, 1, 1073741824u)                                                                  \
-    X(CLB_OP_ATTENTION, 4, 1, 1, 1073741824u)                                                                  \
-    X(CLB_OP_ATTENTION, 5, 1, 1, 1073741824u)                                                                  \
-    X(CLB_OP_ATTENTION, 6, 1, 1, 1073741824u)                                                                  \
+    X(CLB_OP_ATTENTION, 3, 4, 1, 1073741824u)                                                                  \
     X(CLB_OP_ATTENTION, 7, 1, 0, 1073741824u)                                                                  \
     X(CLB_OP_ATTENTION, 8, 1, 0, 2u)                                                                           \
-    X(CLB_OP_DELAY, 3, 1, 1, 1073741824u)                                                                      \
-    X(CLB_OP_DELAY, 4, 1, 1, 1073741824u)                                                                      \
+    X(CLB_OP_DELAY, 3, 2, 1, 1073741824u)                                                                      \
     X(CLB_OP_DELAY, 5, 1, 0, 1073741824u)                                                                      \
-    X(CLB_OP_DELTA, 3, 1, 1, 1073741824u)                                                                      \
-    X(CLB_OP_DELTA, 4, 1, 1, 1073741824u)                                                                      \
-    X(CLB_OP_DELTA, 5, 1, 1, 1073741824u)                                                                      \
+    X(CLB_OP_DELTA, 3, 3, 1, 1073741824u)                                                                      \
     X(CLB_RANGES_OF_LAYER, 0, 1, 1, 65535u)                                                                    \
     X(CLB_RANGES_OF_LAYER, 1, 1, 1, 1073741824u)                                                               \
-    X(CLB_RANGES_OF_LAYER, 2, 1, 0, 4u)                                                                        \
-    X(CLB_RANGES_OF_LAYER, 3, 1, 0, 4u)                                                                        \
-    X(CLB_RANGES_OF_LAYER, 6, 1, 1, 1073741824u)                                                               \
-    X(CLB_RANGES_OF_LAYER, 7, 1, 1, 1073741824u)                                                               \
+    X(CLB_RANGES_OF_LAYER, 2, 2, 0, 4u)                                                                        \
+    X(CLB_RANGES_OF_LAYER, 6, 2, 1, 1073741824u)                                                               \
     X(CLB_RANGES_OF_LAYER, 8, 1, 1, 64u)                                                                       \
-    X(CLB_RANGES_OF_LAYER, 9, 1, 1, 1073741824u)                                                               \
-    X(CLB_RANGES_OF_LAYER, 10, 1, 1, 1073741824u)                                                              \
+    X(CLB_RANGES_OF_LAYER, 9, 2, 1, 1073741824u)                                                               \
     X(CLB_RANGES_OF_LAYER, 11, 1, 0, 1u)                                                                       \
     X(CLB_RANGES_OF_LAYER, 12, 1, 0, 1073741824u)                                                              \
     X(CLB_RANGES_OF_LAYER, 13, 1, 0, 1u)                                                                       \

@@ -1,51 +1,45 @@
 """The worst-case stack, from the call graphs that gcc writes; imports nothing but the standard library.
 
 Every function's own frame and callees are in the .ci file beside its object, written under FLAGS. Calls through a
-pointer have no target there: INDIRECT names them by the file in which the call is written.
+pointer have no target there: `indirect` names them by the file in which the call is written. What belongs to operations
+comes from the engine's tables; the rest is in INDIRECT and PROVEN, which tests/build/test_pointer_calls.py checks.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 FLAGS = ("-fstack-usage", "-fcallgraph-info=su")
 
-_VECTOR = ("unary", "binary", "mix", "quantize")
-_PROOFS = {
-    "fits": "linear map reduce norm moe loop embed rope cache attention delay delta",
-    "uses": "linear quantize map reduce moe loop embed cache attention delay delta",
-    "macs": "linear attention delta",
-    "work": "linear map reduce clb_cache attention delay delta",
-    "kept": "moe clb_cache delay delta",
+INDIRECT: dict[str, tuple[str, ...]] = {
+    "context": ("sound",),
+    "elementwise": ("unary", "binary", "quantize"),
+    "attention": ("panel", "unary"),
+    "delta": ("mix",),
+    "parallel": ("run_rows", "run_chunk", "attend", "learn"),
+    "linear": ("panel", "residual", "unary"),
+    "sums": ("unary",),
+    "routing": ("unary",),
+    "moe": ("mix", "compare_routes", "run_expert", "clb_route"),
 }
-_CALLED = {"clb_uses": ("uses",), "clb_cost_of": ("macs", "work"), "clb_work_floats": ("kept",),
-           "clb_op_fits": ("fits", "kept"), "kept_fits": ("kept",)}  # fmt: skip
-INDIRECT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "context": ((), ("sound",)),
-    "elementwise": ((), _VECTOR),
-    "attention": ((), ("panel", "unary")),
-    "delta": ((), ("mix",)),
-    "parallel": ((), ("run_rows", "run_chunk", "attend", "learn")),
-    "linear": ((), ("panel", "residual", "unary")),
-    "sums": ((), ("unary",)),
-    "rowwise": (
-        (),
-        tuple(f"clb_{op}" for op in ("quantize", "map", "softmax", "norm", "reduce")),
-    ),
-    **{
-        f"operations.{caller}": ((), tuple(f"{name}_{part}" for part in parts for name in _PROOFS[part].split()))
-        for caller, parts in _CALLED.items()
-    },
-    "routing": ((), ("unary",)),
-    "forward": ((), tuple(f"clb_{op}" for op in ("embed", "rope", "cache", "attention", "delay", "delta"))),
-    "moe": ((), ("mix", "compare_routes", "run_expert", "clb_route")),
+"""The functions that a call through a pointer can reach, by the file that makes it. The caller's own hooks come on top
+of what is measured; compare_routes is the engine's own."""
+
+TABLES = {"rowwise": "CLB_ROW_KERNELS", "forward": "CLB_BATCH_KERNELS"}
+"""Files whose calls go through a table of operations, and the macro of operations.h that fills it."""
+
+PROVEN: dict[str, tuple[str, ...]] = {
+    "clb_uses": ("uses",),
+    "clb_cost_of": ("macs", "work"),
+    "clb_work_floats": ("kept",),
+    "clb_op_fits": ("fits", "kept"),
+    "kept_fits": ("kept",),
 }
-"""What a call through a pointer can reach, by the file that makes it, or by file and function: tables in that file, and
-functions by name. The caller's own hooks come on top of what is measured; compare_routes is the engine's own."""
+"""Functions of operations.c, and the parts of an operation's proof that each calls, or what is inlined into it."""
 
 GENERATED = {"moe": ("run_expert_*", "route_*")}
 """What it can reach besides where an exported model.c holds the program as code, if the pointer call is left at all."""
@@ -87,14 +81,53 @@ class CallGraph:
         return known[name]
 
 
+def kernels(sources: Path, table: str) -> set[str]:
+    """The kernels in a table of operations, from the engine's operations.h."""
+    text = (sources / "src/format/operations.h").read_text(encoding="utf-8")
+    rows = re.search(rf"#define {table}\(X\)((?:[^\n]*\\\n)+[^\n]*)", text)
+    if rows is None:
+        raise StackError(f"operations.h has no table {table}: name in {__name__}.TABLES what it has")
+    return {f"clb_{name}" for name in re.findall(r"X\(\w+, (\w+)\)", rows[1])}
+
+
+def proofs(sources: Path) -> dict[str, dict[str, str]]:
+    """The functions of every proof in the engine's operations, by the proof's name and the part that each is."""
+    header = (sources / "src/check/proof.h").read_text(encoding="utf-8")
+    struct = re.search(r"typedef struct \{([^{}]*)\} clb_proof;", header)
+    parts = re.findall(r"\(\*(\w+)\)\(", struct[1]) if struct else []
+    found = {}
+    for file in sorted((sources / "src/ops").glob("*.c")):
+        for name, values in re.findall(
+            r"^const clb_proof clb_(\w+)_proof\s*=\s*\{([^}]*)\};", file.read_text(encoding="utf-8"), re.M
+        ):
+            functions = [value.strip() for value in values.split(",")]
+            if len(functions) != len(parts):
+                raise StackError(
+                    f"{file.name}: the proof of {name} has not the {len(parts)} parts of a proof, in order"
+                )
+            found[name] = {part: f for part, f in zip(parts, functions, strict=True) if f != "NULL"}
+    return found
+
+
+def indirect(sources: Path) -> dict[str, set[str]]:
+    """What a call through a pointer can reach, by the file that makes it, or by file and function."""
+    known = [*proofs(sources).values()]
+    return {
+        **{file: set(functions) for file, functions in INDIRECT.items()},
+        **{file: kernels(sources, table) for file, table in TABLES.items()},
+        **{f"operations.{caller}": {proof[part] for proof in known for part in parts if part in proof}
+           for caller, parts in PROVEN.items()},
+    }  # fmt: skip
+
+
 def read(files: Iterable[Path], sources: Path, linked: Collection[str] | None = None) -> CallGraph:
     """The graph of these .ci files of the engine in `sources`; raises StackError where a pointer call is unknown.
 
     `linked` are the functions that a linker kept of generated code and what it uses: others do not count. Without it,
-    the graph is that of the whole engine, and every function INDIRECT names must be in it.
+    the graph is that of the whole engine, and every function that `indirect` names must be in it.
     """
     graph = CallGraph()
-    indirect: list[tuple[str, str]] = []  # the file a pointer call is written in, and the function that makes it
+    calls: list[tuple[str, str]] = []  # the file a pointer call is written in, and the function that makes it
     for info in files:
         text = info.read_text(encoding="utf-8")
         at: dict[str, str] = {}
@@ -114,40 +147,29 @@ def read(files: Iterable[Path], sources: Path, linked: Collection[str] | None = 
                 continue
             if target == "__indirect_call":
                 place = Path(line.rsplit(":", 2)[0]).stem if line else at[source]
-                indirect.append((place, _plain(source)))
+                calls.append((place, _plain(source)))
             else:
                 graph.calls.setdefault(_plain(source), set()).add(_plain(target))
-    for file, caller in indirect:
-        graph.calls.setdefault(caller, set()).update(_targets(file, caller, graph, sources, linked is not None))
+    known = indirect(sources)
+    for file, caller in calls:
+        graph.calls.setdefault(caller, set()).update(_targets(file, caller, graph, known, linked is not None))
     for targets in graph.calls.values():
         graph.outside |= targets - graph.frames.keys()
-    if linked is None and (missing := {name for _, names in INDIRECT.values() for name in names} - graph.frames.keys()):
+    if linked is None and (missing := set().union(*known.values()) - graph.frames.keys()):
         raise StackError(f"not in the build: {', '.join(sorted(missing))}")
     return graph
 
 
-def _targets(file: str, caller: str, graph: CallGraph, sources: Path, generated: bool) -> set[str]:
+def _targets(file: str, caller: str, graph: CallGraph, known: Mapping[str, set[str]], generated: bool) -> set[str]:
     """What a pointer call written in `file` reaches in this build."""
-    file = f"{file}.{caller}" if f"{file}.{caller}" in INDIRECT else file
-    if file not in INDIRECT:
+    file = f"{file}.{caller}" if f"{file}.{caller}" in known else file
+    if file not in known:
         raise StackError(f"{file}: {caller} calls through a pointer: name its targets in {__name__}.INDIRECT")
-    tables, functions = INDIRECT[file]
-    if generated:
-        functions += GENERATED.get(file, ())
-    source = (sources / "src" / f"{file}.c").read_text(encoding="utf-8") if tables else ""
-    named = set(functions).union(*(table_entries(source, table) for table in tables))
+    named = known[file].union(GENERATED.get(file, ()) if generated else ())
     reached = {name for name in graph.frames if any(fnmatchcase(name.split(".")[0], pattern) for pattern in named)}
     if not reached and not (generated and file in HOOKS):
         raise StackError(f"{file}: {caller} calls through a pointer, and none of its targets is in the build")
     return reached
-
-
-def table_entries(source: str, table: str) -> set[str]:
-    """The functions in the initialiser of a constant table of function pointers, written `[INDEX] = function`."""
-    match = re.search(rf"\*const {table}\[[^\]]*\] = \{{(.*?)\}};", source, re.S)
-    if match is None:
-        raise StackError(f"no function table {table}: name the table in {__name__}.INDIRECT as the source does")
-    return set(re.findall(r"\]\s*=\s*(\w+)", match[1]))
 
 
 def _plain(title: str) -> str:

@@ -362,11 +362,10 @@ def inspect(
 
 
 def _operation(op: Any) -> dict[str, Any]:
-    code = spec.OPCODES[op["code"]]
-    functions = spec.ENUMS[{"map2": "binary", "reduce": "reduce"}.get(code, "unary")]
-    func = functions[op["func"]] if code in ("linear", "map1", "map2", "reduce") else "identity"
+    known = spec.OPERATIONS[op["code"]]
+    func = spec.ENUMS[known.functions][op["func"]] if known.functions else "identity"
     place = {k: f"{spec.SPACES[op[k]['space']]}+{op[k]['offset']}" for k in ("a", "b", "out") if op[k]["space"]}
-    return {"op": code if func == "identity" else f"{code}.{func}", "rows": int(op["rows"]),
+    return {"op": known.name if func == "identity" else f"{known.name}.{func}", "rows": int(op["rows"]),
             "dims": [int(n) for n in op["dims"] if n], "a": "", "b": "", "out": "", **place}  # fmt: skip
 
 

@@ -22,12 +22,9 @@ _ENUMS = {"code": "op", "space": "space", "layout": "layout", "scope": "scope", 
           "after": "unary"}  # fmt: skip
 _SCORE_FUNCTIONS = [("exp",), ("sigmoid",), (), ("softplus", "sqrt"), ()]  # by `score` value: what routing.c calls
 _NO_TENSOR = ("w0", "w1", "w2")
-_OPERATIONS = {o.name: o for o in spec.OPERATIONS}
 # Code for each operation alone takes up to a third fewer instructions than a walk that all share, and less flash where
-# operations are few or mostly elementwise. Bytes on a Cortex-M7: a call, what kinds take beyond one, a product; the
-# number of products above which they share their code; and bytes in all up to which it is worth while.
-_ALONE = {"softmax": 300, "layernorm": 200, "rmsnorm": 200, "reduce": 100, "delay": 100, "delta": 500, "embed": 200,
-          "rope": 200, "cache": 500, "attention": 2500, "moe": 1000}  # fmt: skip
+# operations are few or mostly elementwise. Bytes on a Cortex-M7: a call, beyond which an operation takes what the table
+# says; a product; the number of products above which they share their code; bytes in all up to which it is worth while.
 _CALL, _PRODUCT, _PRODUCTS, _FOLDED = 40, 400, 4, 8000
 
 
@@ -39,11 +36,11 @@ def text(program: Program, package: Package, shared: int, experts: Sequence[str]
     folding = _folding(program)
     lines = [
         *(f"#define CLB_USED_{name} {sum(1 << n for n in used):#x}ull" for name, used in _used(package)),
-        f"#define CLB_USED_RESIDUAL {int(any(op.w2 for op in ops))}",
+        f"#define CLB_USED_RESIDUAL {int((package.ops['w2'] != spec.NONE).any())}",
         f"#define CLB_USED_TEXT {int(program.context_tokens > 0)}",
         f"#define CLB_USED_SOURCE {int(program.encoder_ops > 0)}",
         f"#define CLB_USED_BATCH {int(program.max_batch > 1)}",
-        f"#define CLB_USED_COMPUTED {int(any(op.code == 'linear' and op.w0 is None for op in ops))}",
+        f"#define CLB_USED_COMPUTED {int(any(op.known.walk == 'product' and op['matrix'] is None for op in ops))}",
         *folding,
         f"#define CLB_TILE {_tile(program)}u", '#include "generated.h"', "",
     ]  # fmt: skip
@@ -80,8 +77,8 @@ def folds(program: Program) -> bool:
 def _folding(program: Program) -> list[str]:
     """How the walk over the program becomes straight code, where it does."""
     ops = [*program.ops, *program.expert_ops]
-    products = sum(op.code in ("linear", "linear_q") for op in ops)
-    size = sum(_CALL + _ALONE.get(op.code, 0) for op in ops) + _PRODUCT * min(products, _PRODUCTS)
+    products = sum(op.known.walk == "product" for op in ops)
+    size = sum(_CALL + op.known.flash for op in ops) + _PRODUCT * min(products, _PRODUCTS)
     if _tile(program) > 1 or size > _FOLDED:
         return []
     return ["#define CLB_FOLDED", *(["#define CLB_SHARED_PRODUCTS CLB_SCALAR"] if products > _PRODUCTS else [])]
@@ -89,27 +86,24 @@ def _folding(program: Program) -> list[str]:
 
 def _used(package: Package) -> Iterable[tuple[str, set[int]]]:
     """What the operations need: numbers of elementwise functions, and layouts of matrices for float and int8 rows."""
-    code = {name: n for n, name in enumerate(spec.OPCODES)}
-    unary = {spec.ENUMS["unary"].index(f) for layer in package.layers for f in _SCORE_FUNCTIONS[layer["score"]]}
+    numbers = {name: n for n, name in enumerate(spec.ENUMS["unary"])}
+    unary = {numbers[f] for layer in package.layers for f in _SCORE_FUNCTIONS[layer["score"]]}
     if any(layer["normalize"] == spec.ENUMS["normalize"].index("softmax") for layer in package.layers):
-        unary.add(spec.ENUMS["unary"].index("exp"))
+        unary.add(numbers["exp"])
     found: dict[str, set[int]] = {"BINARY": set(), "PRODUCTS": set(), "PRODUCTS_Q": set()}
-    for op in package.ops:
-        if op["code"] in (code["linear"], code["linear_q"]):
-            name = "PRODUCTS" if op["code"] == code["linear"] else "PRODUCTS_Q"
-            computed = op["w0"] == spec.NONE
-            layout = spec.LAYOUTS.index("rows8_f32") if computed else package.tensors[op["w0"]]["layout"]
-            found[name].add(int(layout))
-        if op["code"] == code["attention"]:
+    for record in package.ops:
+        op, known = spec.named(record), spec.OPERATIONS[record["code"]]
+        if known.walk == "product":
+            computed = op["matrix"] == spec.NONE
+            layout = spec.LAYOUTS.index("rows8_f32") if computed else package.tensors[op["matrix"]]["layout"]
+            found["PRODUCTS_Q" if known.name == "linear_q" else "PRODUCTS"].add(int(layout))
+        if "reads_kept" in known.traits:
             found["PRODUCTS"].add(spec.LAYOUTS.index(layouts.CACHE_LAYOUTS[spec.ENUMS["cache"][op["func"]]]))
-            unary.add(spec.ENUMS["unary"].index("exp"))
-        if op["code"] == code["softmax"]:
-            unary.add(spec.ENUMS["unary"].index("exp"))
-        if op["code"] == code["map2"]:
+        if known.functions == "binary":
             found["BINARY"].add(int(op["func"]))
-        if op["code"] in (code["linear"], code["linear_q"], code["map1"]):
+        if "ends_in_function" in known.traits:
             unary.add(int(op["func"]))
-        unary |= {int(op["before"]), int(op["after"])}
+        unary |= {int(op["before"]), int(op["after"]), *(numbers[name] for name in known.calls)}
     return [("UNARY", unary - {0}), *found.items()]
 
 
@@ -148,13 +142,13 @@ def _calls(ops: Sequence[Op], numbers: Iterable[int], samples: str, indent: str,
     for n in numbers:
         op = ops[n]
         if op.code == "loop":
-            steps, looped, backward = op.dims
+            steps, looped, backward = op["steps"], op["body"], op["backward"]
             forward = f"for ({step} = 0; {step} < {steps}u; ++{step}) {{"
             calls.append(indent + (f"for ({step} = {steps}u; {step}-- > 0;) {{" if backward else forward))
             continue
-        inner, known = indent + "    " * (looped > 0), _OPERATIONS[op.code]
+        inner, known = indent + "    " * (looped > 0), op.known
         if op.code == "moe":
-            m = op.layer
+            m = op["layer"]
             call = f"clb_run_moe(&layers[{m}], &ops[{n}], routers[{m}], run_expert_{m}, {samples}, frame);"
         elif known.walk == "batch":
             call = f"clb_{known.kernel}(&ops[{n}], {samples}, frame);"

@@ -184,30 +184,31 @@ def _operand(operand: Operand) -> Any:
     )  # fmt: skip
 
 
-_FUNCTIONS = {o.name: o.functions or "unary" for o in spec.OPERATIONS}
-
-
 def _op(op: Op, numbers: Mapping[Tensor, int]) -> Any:
     record = _fill(
         spec.OP.dtype,
-        {"code": _value("op", op.code), "func": _value(_FUNCTIONS[op.code], op.func), "rows": op.rows,
-         "w0": op.layer if op.code == "moe" else numbers[op.w0] if op.w0 else spec.NONE,
-         "w1": numbers[op.w1] if op.w1 else spec.NONE, "w2": numbers[op.w2] if op.w2 else spec.NONE,
-         "alpha": op.alpha, "beta": op.beta, "before": _value("unary", op.before),
-         "after": _value("unary", op.after)},
+        {"code": _value("op", op.code), "func": _value(op.known.functions or "unary", op.func), "rows": op.rows,
+         "before": _value("unary", op.before), "after": _value("unary", op.after),
+         "w0": spec.NONE, "w1": spec.NONE, "w2": spec.NONE},
     )  # fmt: skip
     for name in ("a", "b", "out", "work"):
         record[name] = _operand(getattr(op, name))
-    elementwise = op.code in ("map1", "map2")
-    for name, missing in (("dims", 1), ("strides_a", 0), ("strides_b", 0), ("strides_out", 0)):
-        values = getattr(op, name)
-        # Elementwise axes end at the last place, where the innermost loop is; the others count from the first.
-        pad = (missing if elementwise else 0,) * (4 - len(values))
-        row = (*pad, *values) if elementwise else (*values, *pad)
-        if any(not 0 <= v <= spec.LIMIT for v in row):
-            raise ExportError(f"{op.comment}: a size or stride in {row} exceeds {spec.LIMIT}")
-        record[name] = row
+    own = spec.named(record)
+    for name, value in op.words.items():
+        own[name] = _word(op, op.known.words[name], value, numbers)
     return record
+
+
+def _word(op: Op, word: spec.Named, value: Any, numbers: Mapping[Tensor, int]) -> Any:
+    if word.type == "tensor":
+        return spec.NONE if value is None else numbers[value]
+    if word.type == "f32":
+        return value
+    if word.count > 1:  # axes end at the last place, where the innermost loop is; one that is not there has size 1
+        value = (word.least,) * (word.count - len(value)) + tuple(value)
+    if any(not 0 <= v <= spec.LIMIT for v in np.atleast_1d(value)):
+        raise ExportError(f"{op.comment}: {word.name} = {value} exceeds {spec.LIMIT}")
+    return value
 
 
 def _tensor(tensor: Tensor, meta_bytes: int) -> bytes:

@@ -81,8 +81,8 @@ class Package:
     @property
     def untested(self) -> dict[int, list[int]]:
         """By layer the original numbers of the experts that no golden row chooses: the self-test does not run them."""
-        h, moe = self.header, spec.OPCODES.index("moe")
-        tokens = {int(op["w0"]): int(op["rows"]) for op in self.ops if op["code"] == moe}
+        h = self.header
+        tokens = {int(op["layer"]): int(op["rows"]) for op in spec.named_all(self.ops, "moe")}
         widths = [tokens.get(n, 0) * int(layer["k"]) for n, layer in enumerate(self.layers)]
         ends = np.cumsum([0, *widths])
         first = spec.GOLDEN.bytes + 4 * int(h["input_floats"])

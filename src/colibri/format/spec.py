@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -245,6 +246,9 @@ OP = _record(
      "elsewhere"),
 )  # fmt: skip
 
+# Fields that mean the same of every operation; what each calls the others is in VIEWS.
+OP_COMMON = ("code", "func", "rows", "a", "b", "out", "work", "before", "after")
+
 TENSOR = _record(
     "tensor", 32, "One weight tensor.",
     ("u64", "offset", 1, "bytes from the start of the file, or of the expert where the scope is `expert`"),
@@ -297,11 +301,16 @@ EXPERT = _record(
 )  # fmt: skip
 
 
+# Words of an operation's record, counted from `w0`.
+_W0, _W1, _W2, _DIMS, _STRIDES_A, _STRIDES_B, _STRIDES_OUT, _ALPHA, _BETA = 0, 1, 2, 3, 7, 11, 15, 19, 20
+
+
 @dataclass(frozen=True)
 class Named:
     """What an operation calls a word of its record, `count` words from `at` on, and the range that is proven.
 
-    `at` counts 32-bit words from `w0`. Words without a range are proven otherwise, or may be anything.
+    `at` counts 32-bit words from `w0`. Words without a range are proven otherwise, or may be anything. A word of type
+    `tensor` is the number of one, or NONE.
     """
 
     name: str
@@ -312,13 +321,20 @@ class Named:
     count: int = 1
     type: str = "u32"
 
+    @property
+    def is_size(self) -> bool:
+        """Whether it is among the sizes inside a row, `dims` of the record."""
+        return _DIMS <= self.at < _STRIDES_A
+
 
 @dataclass(frozen=True)
 class Operation:
     """One operation of the engine: its row in every table of operations, in Python and in C.
 
     `view` is its member of the record's union, `kernel` the C function (clb_…) that `walk` calls: for tiles of rows,
-    for a matrix product, for all samples of a batch. `functions` is the enumeration of `func`.
+    for a matrix product, for all samples of a batch. `functions` is the enumeration of `func`. Whatever that is, the
+    kernel calls the `unary` functions in `calls` too. `flash` is for generated code, which weighs what it may fold:
+    bytes on a Cortex-M7 that the operation's own code takes beyond a call's.
     """
 
     name: str
@@ -328,6 +344,32 @@ class Operation:
     walk: str  # rows, product, batch, or its own name
     functions: str = ""
     traits: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+    flash: int = 0
+
+    @functools.cached_property
+    def words(self) -> Mapping[str, Named]:
+        """What it calls the words of its record."""
+        return {word.name: word for word in VIEWS[self.view]}
+
+    @functools.cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype of its record: the fields that all operations have, and the words by their own names."""
+        fields = dict(OP.dtype.fields or {})
+        places = {name: fields[name][:2] for name in OP_COMMON}
+        places |= {w.name: (_word_dtype(w), fields["w0"][1] + 4 * w.at) for w in VIEWS[self.view]}
+        formats, offsets = zip(*places.values(), strict=True)
+        return np.dtype({"names": list(places), "formats": formats, "offsets": offsets, "itemsize": OP.bytes})
+
+    @property
+    def has_strides(self) -> bool:
+        """Whether its result has strides: otherwise a row is neighbouring floats."""
+        return any(_STRIDES_OUT <= word.at < _ALPHA for word in VIEWS[self.view])
+
+
+def _word_dtype(word: Named) -> Any:
+    kind = field_dtype("u32" if word.type == "tensor" else word.type)
+    return (kind, (word.count,)) if word.count > 1 else kind
 
 
 TRAITS = {
@@ -341,23 +383,33 @@ TRAITS = {
     "reads_kept": "reads what another operation keeps for it",
     "stores_first": "stores all that it reads before it writes",
 }
-_W0, _W1, _W2, _DIMS, _STRIDES_A, _STRIDES_B, _STRIDES_OUT, _ALPHA, _BETA = 0, 1, 2, 3, 7, 11, 15, 19, 20
+# What each operation calls its words, by `Operation.view`; `row` is for proofs that take any operation on rows.
 VIEWS: dict[str, tuple[Named, ...]] = {
+    "row": (Named("floats", _DIMS, "floats of a row, where an operation's own proof does not say"),),
     "linear": (
-        Named("matrix", _W0, "tensor (outputs, inputs); none: operand b is the matrix, in layout rows8_f32"),
-        Named("bias", _W1, "tensor (outputs), or none"),
-        Named("outliers", _W2, "tensor: the sparse outliers E of an int8 or int4 matrix, or none"),
+        Named("matrix", _W0, "tensor (outputs, inputs); none: operand b is the matrix, in layout rows8_f32",
+              type="tensor"),
+        Named("bias", _W1, "tensor (outputs), or none", type="tensor"),
+        Named("outliers", _W2, "tensor: the sparse outliers E of an int8 or int4 matrix, or none", type="tensor"),
         Named("inputs", _DIMS, "floats of a row that is read", 1, LIMIT),
         Named("outputs", _DIMS + 1, "floats of a row that is written", 1, LIMIT),
+        Named("alpha", _ALPHA, "first parameter of the function", type="f32"),
+        Named("beta", _BETA, "second parameter of the function", type="f32"),
     ),
     "quantize": (Named("inputs", _DIMS, "floats of a row", 1, LIMIT // 2),),
     "map": (
-        Named("sizes", _DIMS, "elements along each axis", 1, LIMIT, 4),
-        Named("strides", _STRIDES_A, "floats to the next element along each axis: of a, b and out", 0, LIMIT, 12),
+        Named("constant_a", _W0, "tensor: operand a, or none", type="tensor"),
+        Named("constant_b", _W1, "tensor: operand b, or none", type="tensor"),
+        Named("sizes", _DIMS, "elements along each axis, the innermost last", 1, LIMIT, 4),
+        Named("strides_a", _STRIDES_A, "floats to the next element along each axis", 0, LIMIT, 4),
+        Named("strides_b", _STRIDES_B, "likewise", 0, LIMIT, 4),
+        Named("strides_out", _STRIDES_OUT, "likewise", 0, LIMIT, 4),
+        Named("alpha", _ALPHA, "first parameter of the `unary` function", type="f32"),
+        Named("beta", _BETA, "second parameter of the `unary` function", type="f32"),
     ),
     "norm": (
-        Named("gamma", _W0, "tensor (size), or none"),
-        Named("beta", _W1, "tensor (size), or none"),
+        Named("gamma", _W0, "tensor (size), or none", type="tensor"),
+        Named("beta", _W1, "tensor (size), or none", type="tensor"),
         Named("size", _DIMS, "floats of a row", 1, LIMIT),
         Named("epsilon", _ALPHA, "added to the mean of squares", type="f32"),
     ),
@@ -379,22 +431,24 @@ VIEWS: dict[str, tuple[Named, ...]] = {
     ),
     "moe": (
         Named("layer", _W0, "which MoE layer"),
-        Named("bias", _W1, "tensor (experts): the selection bias, or none"),
-        Named("scale", _W2, "tensor (experts): a factor for each expert, or none"),
+        Named("bias", _W1, "tensor (experts): the selection bias, or none", type="tensor"),
+        Named("scale", _W2, "tensor (experts): a factor for each expert, or none", type="tensor"),
+        Named("d_in", _DIMS, "floats of a token, as the layer has them"),
+        Named("d_out", _DIMS + 1, "floats of an expert's output, likewise"),
         Named("scratch", _DIMS + 2, "floats of the experts' scratch memory, behind the workspace", 0, LIMIT),
     ),
     "embed": (
-        Named("table", _W0, "tensor (vocabulary, width)"),
+        Named("table", _W0, "tensor (vocabulary, width)", type="tensor"),
         Named("width", _DIMS, "floats of a row of the table", 1, LIMIT),
     ),
     "rope": (
-        Named("table", _W0, "tensor (positions, turned): half cosines, half sines"),
+        Named("table", _W0, "tensor (positions, turned): half cosines, half sines", type="tensor"),
         Named("size", _DIMS, "floats of a row", 1, LIMIT),
         Named("turned", _DIMS + 1, "how many of them are turned, from the first; even"),
     ),
     "attention": (
-        Named("sinks", _W0, "tensor (heads): a score that has no value, or none"),
-        Named("biases", _W1, "tensor: a bias for each head and distance, or none"),
+        Named("sinks", _W0, "tensor (heads): a score that has no value, or none", type="tensor"),
+        Named("biases", _W1, "tensor: a bias for each head and distance, or none", type="tensor"),
         Named("key", _DIMS, "floats of a key", 1, LIMIT),
         Named("value", _DIMS + 1, "floats of a value", 1, LIMIT),
         Named("key_heads", _DIMS + 2, "heads of keys and values; each serves rows / key_heads queries", 1, LIMIT),
@@ -424,21 +478,37 @@ OPERATIONS = (
     Operation("quantize", "quantize", "quantize", "quantize", "rows"),
     Operation("map1", "map", "map", "map", "rows", "unary", ("in_place", "has_axes", "ends_in_function")),
     Operation("map2", "map", "map", "map", "rows", "binary", ("in_place", "has_axes")),
-    Operation("softmax", "norm", "norm", "softmax", "rows", "", ("in_place",)),
-    Operation("layernorm", "norm", "norm", "norm", "rows", "", ("in_place",)),
-    Operation("rmsnorm", "norm", "norm", "norm", "rows", "", ("in_place",)),
-    Operation("reduce", "reduce", "reduce", "reduce", "rows", "reduce", ("reads_once",)),
+    Operation("softmax", "norm", "norm", "softmax", "rows", "", ("in_place",), ("exp",), flash=300),
+    Operation("layernorm", "norm", "norm", "norm", "rows", "", ("in_place",), flash=200),
+    Operation("rmsnorm", "norm", "norm", "norm", "rows", "", ("in_place",), flash=200),
+    Operation("reduce", "reduce", "reduce", "reduce", "rows", "reduce", ("reads_once",), flash=100),
     Operation("loop", "loop", "loop", "", "loop"),
-    Operation("moe", "moe", "moe", "run_moe", "moe", "", ("runs_all_samples",)),
-    Operation("embed", "embed", "embed", "embed", "batch", "", ("runs_all_samples",)),
-    Operation("rope", "rope", "rope", "rope", "batch", "", (*_TEXT, "in_place")),
-    Operation("cache", "attention", "cache", "cache", "batch", "cache", (*_TEXT, "keeps_cache")),
+    Operation("moe", "moe", "moe", "run_moe", "moe", "", ("runs_all_samples",), flash=1000),
+    Operation("embed", "embed", "embed", "embed", "batch", "", ("runs_all_samples",), flash=200),
+    Operation("rope", "rope", "rope", "rope", "batch", "", (*_TEXT, "in_place"), flash=200),
+    Operation("cache", "attention", "cache", "cache", "batch", "cache", (*_TEXT, "keeps_cache"), flash=500),
     Operation("attention", "attention", "attention", "attention", "batch", "cache",
-              (*_TEXT, "keeps_cache", "reads_kept")),
-    Operation("delay", "delay", "delay", "delay", "batch", "", (*_TEXT, "stores_first")),
-    Operation("delta", "delta", "delta", "delta", "batch", "", _TEXT),
+              (*_TEXT, "keeps_cache", "reads_kept"), ("exp",), flash=2500),
+    Operation("delay", "delay", "delay", "delay", "batch", "", (*_TEXT, "stores_first"), flash=100),
+    Operation("delta", "delta", "delta", "delta", "batch", "", _TEXT, flash=500),
 )  # fmt: skip
 OPCODES = tuple(operation.name for operation in OPERATIONS)
+_BY_NAME = {operation.name: operation for operation in OPERATIONS}
+
+
+def operation(name: str) -> Operation:
+    """The operation of this name; raises KeyError where there is none."""
+    return _BY_NAME[name]
+
+
+def named(record: Any) -> Any:
+    """An operation's record with its words by their own names; what is written there is written to the record."""
+    return record.view(OPERATIONS[int(record["code"])].dtype)
+
+
+def named_all(records: Any, name: str) -> Any:
+    """Copies of all records of one operation, likewise."""
+    return records[records["code"] == OPCODES.index(name)].view(_BY_NAME[name].dtype)
 
 
 def operations(walk: str = "", trait: str = "") -> tuple[Operation, ...]:

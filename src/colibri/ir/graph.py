@@ -51,6 +51,7 @@ APPLY = ("output", "input")
 CACHES = ("fp32", "fp16", "int8")
 SIGHTS = ("past", "all", "source")
 ENDLESS = 1 << 30  # `Graph.context` of a stream
+ALL_SAMPLES = ("moe", "embed", "rope", "attention", "delay", "delta")  # run on all samples at once: never step by step
 
 
 @dataclass(frozen=True)
@@ -276,8 +277,7 @@ class Graph:
             if begin is None:
                 _need(node.op not in ("step", "collect"), f"{node.output}: {node.op} without a state before it")
                 continue
-            _need(node.op not in ("moe", "embed", "rope", "attention", "delay", "delta"),
-                  f"{node.output}: {node.op} inside a recurrence is not supported")  # fmt: skip
+            _need(node.op not in ALL_SAMPLES, f"{node.output}: {node.op} inside a recurrence is not supported")
             _need(node.op != "step" or node.inputs[0] not in inside, f"{node.output}: a step of a step")
             inside.add(node.output)
             if node.op == "collect":

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from colibri.errors import ExportError
-from colibri.format import spec
 from colibri.format.layouts import (
     attention_macs,
     cache_pages,
@@ -23,7 +23,7 @@ from colibri.format.layouts import (
     record_floats,
     stored_size,
 )
-from colibri.format.spec import ALIGN_BUFFER, ALIGN_MODEL, EXPERT_TILE, LANES, LIMIT, OPCODES, PAGE, align
+from colibri.format.spec import ALIGN_BUFFER, ALIGN_MODEL, EXPERT_TILE, LANES, LIMIT, PAGE, align
 from colibri.ir.graph import SIGHTS, Graph, Node, Router, Shape, expert_numbers, is_absent, sight
 from colibri.ir.weights import Weight, kind_of
 from colibri.lowering.program import (
@@ -79,15 +79,14 @@ def lower(graph: Graph, max_batch: int = 1) -> Program:
 
 def _looked_up(ops: Sequence[Op]) -> int:
     """Bytes of the tables of which a token reads one row, and which nothing else reads."""
-    tables = {op.w0 for op in ops if op.code in ("embed", "rope")}
-    read = {w for op in ops if op.code not in ("embed", "rope") for w in (op.w0, op.w1, op.w2)}
-    return sum(align(t.bytes, ALIGN_MODEL) for t in tables - read if t is not None)
+    tables: set[Tensor] = {op["table"] for op in ops if "table" in op.words}
+    read = {tensor for op in ops for name, tensor in op.tensors().items() if name != "table"}
+    return sum(align(t.bytes, ALIGN_MODEL) for t in tables - read)
 
 
 def _tail(program: Program) -> int:
     """The first operation behind all that later tokens depend on; the end, where an output is written before it."""
-    kept = OPCODES[OPCODES.index("moe") :]
-    last = max((n + 1 for n, op in enumerate(program.ops) if op.code in kept), default=0)
+    last = max((n + 1 for n, op in enumerate(program.ops) if "runs_all_samples" in op.known.traits), default=0)
     early = any(op.out.place.space == "output" for op in program.ops[:last])
     return last if program.context_tokens and not early else len(program.ops)
 
@@ -272,7 +271,7 @@ class _Lowering:
         two = len(sources) > 1
         self.ops.append(
             Op(code, first_row(target), operands[0], operands[1] if two else Operand(), func=func,
-               w0=tensors[0], w1=tensors[1], dims=dims,
+               constant_a=tensors[0], constant_b=tensors[1], sizes=dims,
                strides_a=merged[0], strides_b=merged[1] if two else (), strides_out=merged[-1],
                comment=name, alpha=alpha, beta=beta, before=before, after=after)
         )  # fmt: skip
@@ -288,8 +287,8 @@ class _Lowering:
         residual = matrix is not None and kind_of(matrix)[1] >= 0
         self.ops.append(
             Op("linear_q" if integer else "linear", out, a, func=node.attrs.get("activation") or "identity", rows=rows,
-               dims=(k, n), w0=self.weight(node, 1, "" if matrix is None else layout_of(matrix)),
-               w1=self.weight(node, 2), w2=self.weight(node, 1, "residual") if residual else None,
+               inputs=k, outputs=n, matrix=self.weight(node, 1, "" if matrix is None else layout_of(matrix)),
+               bias=self.weight(node, 2), outliers=self.weight(node, 1, "residual") if residual else None,
                comment=node.output, alpha=node.attrs.get("alpha", 0.0), beta=node.attrs.get("beta", 0.0))
         )  # fmt: skip
         self.macs += self.steps * rows * n * k
@@ -308,7 +307,7 @@ class _Lowering:
             own = self.fresh(node.output, (m, n))
             to, _ = result or must(as_rows(own))
             matrix = self.pack(indexed(b, 0, index), node.output)
-            self.ops.append(Op("linear", to, rows, first_row(matrix), rows=m, dims=(k, n), comment=node.output))
+            self.ops.append(Op("linear", to, rows, first_row(matrix), rows=m, inputs=k, outputs=n, comment=node.output))
             if result is None:
                 self.copy(own, indexed(out, 0, index), node.output)
         if out.place is not target.place:
@@ -351,7 +350,9 @@ class _Lowering:
         self.targets[end.inputs[0]] = replace(indexed(states, 0, int(not backward)), step=size)
         self.views[end.output] = states.like(size * (not backward), (steps, *shape), states.strides)
         self.steps = steps
-        self.ops.append(Op("loop", Operand(), Operand(), dims=(steps, 0, int(backward)), comment=end.output))
+        self.ops.append(
+            Op("loop", Operand(), Operand(), steps=steps, body=0, backward=int(backward), comment=end.output)
+        )
 
     def recall(self, node: Node) -> None:
         """A stream's state is what the last run kept, zeros at first."""
@@ -364,7 +365,7 @@ class _Lowering:
         kept = self.keep(node, 2 * 4 * size)
         view = self.define(node)
         out, _ = must(as_rows(view.like(view.offset, (size,), (1,))))
-        self.ops.append(Op("delay", out, Operand(), work=kept, dims=(size, 1, 2), comment=node.output))
+        self.ops.append(Op("delay", out, Operand(), work=kept, width=size, steps=1, slots=2, comment=node.output))
         self.stored[node.output] = kept
 
     def _step(self, node: Node) -> None:
@@ -378,7 +379,7 @@ class _Lowering:
             flat = reshaped(result, (size,))
             rows = self.rows_of(flat or result, node.output)[0]
             kept = self.stored[node.inputs[1]]
-            self.ops.append(Op("delay", Operand(), rows, work=kept, dims=(size, 1, 2), comment=node.output))
+            self.ops.append(Op("delay", Operand(), rows, work=kept, width=size, steps=1, slots=2, comment=node.output))
             return
         result, target = self.view(node.inputs[0]), self.targets[node.inputs[0]]
         if result != target:
@@ -386,13 +387,12 @@ class _Lowering:
         begin = max(n for n, op in enumerate(self.ops) if op.code == "loop")
         loop = self.ops[begin]
         body = self.ops[begin + 1 :]
-        loop.dims = (loop.dims[0], len(body), loop.dims[2])
+        loop["body"] = len(body)
         self.steps = 1
-        elementwise = ("map1", "map2", "reduce")
-        most = max(op.rows * (prod(op.dims) if op.code in elementwise else max(op.dims) + 16) for op in body)
-        if self.samples * loop.dims[0] * most > LIMIT:
-            raise ExportError(f"{node.output}: {loop.dims[0]} steps of up to {most} numbers for {self.samples} samples "
-                              f"at once are more than the engine's {LIMIT}: lower max_batch")  # fmt: skip
+        most = max(op.rows * (prod(op.sizes()) if op.known.has_strides else max(op.sizes()) + 16) for op in body)
+        if self.samples * loop["steps"] * most > LIMIT:
+            raise ExportError(f"{node.output}: {loop['steps']} steps of up to {most} numbers for {self.samples} "
+                              f"samples at once are more than the engine's {LIMIT}: lower max_batch")  # fmt: skip
 
     def int8_rows(self, name: str) -> tuple[Operand, int]:
         """The value quantised to int8, a record for each row."""
@@ -401,7 +401,7 @@ class _Lowering:
             cols = self.graph.shapes[name][-1]
             view = self.fresh(f"{name}.int8", (rows, record_floats(cols)))
             out, _ = must(as_rows(view))
-            self.ops.append(Op("quantize", out, a, rows=rows, dims=(cols,), comment=name))
+            self.ops.append(Op("quantize", out, a, rows=rows, inputs=cols, comment=name))
             self.quantized[name] = out, rows
         return self.quantized[name]
 
@@ -446,8 +446,8 @@ class _Lowering:
         a, rows = self.rows(node.inputs[0])
         out, _, after = self.define_rows(node)
         self.ops.append(
-            Op(node.op, out, a, rows=rows, dims=(self.graph.shapes[node.inputs[0]][-1],), w0=self.weight(node, 1),
-               w1=self.weight(node, 2), alpha=node.attrs.get("eps", 0.0), comment=node.output)
+            Op(node.op, out, a, rows=rows, size=self.graph.shapes[node.inputs[0]][-1], gamma=self.weight(node, 1),
+               beta=self.weight(node, 2), epsilon=node.attrs.get("eps", 0.0), comment=node.output)
         )  # fmt: skip
         self.finish(node, after)
 
@@ -467,8 +467,9 @@ class _Lowering:
         inner = prod(shape[axis + 1 :])
         self.ops.append(
             Op("reduce", first_row(own), first_row(source), func=node.attrs["func"],
-               dims=(prod(shape[:axis]), shape[axis], inner),
-               strides_a=strides, strides_out=(inner, 0, 1), comment=node.output)
+               outer=prod(shape[:axis]), size=shape[axis], inner=inner,
+               from_outer=strides[0], from_next=strides[1], from_inner=strides[2],
+               to_outer=inner, to_inner=1, comment=node.output)
         )  # fmt: skip
         self.finish(node, target if own is not target else None)
 
@@ -514,7 +515,7 @@ class _Lowering:
         table = self.graph.constants.get(node.inputs[1])
         weight = self.weight(node, 1, "" if table is None else layout_of(table))
         width = self.graph.shapes[node.output][-1]
-        self.ops.append(Op("embed", out, ids, rows=count, dims=(width,), w0=weight, comment=node.output))
+        self.ops.append(Op("embed", out, ids, rows=count, width=width, table=weight, comment=node.output))
         self.finish(node, after)
 
     def _rope(self, node: Node) -> None:
@@ -524,33 +525,34 @@ class _Lowering:
             raise ExportError(f"{node.output}: a table of {positions} positions for {self.graph.context} tokens")
         a, rows = self.rows(node.inputs[0])
         out, _, after = self.define_rows(node)
-        self.ops.append(Op("rope", out, a, rows=rows, dims=(shape[-1], turned), w0=self.weight(node, 1),
-                           comment=node.output))  # fmt: skip
+        self.ops.append(Op("rope", out, a, rows=rows, size=shape[-1], turned=turned,
+                           table=self.weight(node, 1), comment=node.output))  # fmt: skip
         self.finish(node, after)
 
-    def cache_of(self, node: Node) -> tuple[str, int, tuple[int, ...]]:
-        """The format of an attention's cache, its window, and its sizes."""
+    def cache_of(self, node: Node) -> dict[str, Any]:
+        """What the two operations on an attention's cache say of it."""
         kv, key = self.graph.shapes[node.inputs[1]]
         _, value = self.graph.shapes[node.inputs[2]]
-        cache, window = node.attrs.get("cache", "fp32"), node.attrs.get("window", 0)
-        return cache, window, (key, value, kv, cache_pages(self.graph.context, window, self.samples) * PAGE)
+        window = node.attrs.get("window", 0)
+        positions = cache_pages(self.graph.context, window, self.samples) * PAGE
+        return {"func": node.attrs.get("cache", "fp32"), "key": key, "value": value, "key_heads": kv,
+                "positions": positions, "window": window}  # fmt: skip
 
     def store(self, node: Node) -> Operand:
         """The operation that puts keys and values into an attention's cache, and where that is."""
-        cache, window, dims = self.cache_of(node)
-        key, value, kv, positions = dims
-        size = kv * (positions // PAGE) * page_bytes(cache, key, value)
+        cache = self.cache_of(node)
+        size = (
+            cache["key_heads"] * (cache["positions"] // PAGE) * page_bytes(cache["func"], cache["key"], cache["value"])
+        )
         kept = self.keep(node, size, kept=sight(node) != "all")
         (k, _), (v, _) = self.rows(node.inputs[1]), self.rows(node.inputs[2])
-        self.ops.append(
-            Op("cache", Operand(), k, v, kept, func=cache, rows=kv, dims=dims, strides_a=(window,), comment=node.output)
-        )
+        self.ops.append(Op("cache", Operand(), k, v, kept, rows=cache["key_heads"], comment=node.output, **cache))
         return kept
 
     def _attention(self, node: Node) -> None:
         """Two operations: one that puts the chunk's keys and values into the cache, and one that looks at it."""
         heads, _ = self.graph.shapes[node.inputs[0]]
-        cache, window, dims = self.cache_of(node)
+        cache = self.cache_of(node)
         q, _ = self.rows(node.inputs[0])
         kept = self.stored.get(node.output) or self.store(node)
         out, _, after = self.define_rows(node)
@@ -560,12 +562,11 @@ class _Lowering:
         if biased and longest < (2 * self.graph.context - 1 if sight(node) == "all" else self.graph.context):
             raise ExportError(f"{node.output}: biases for {longest} distances in texts of {self.graph.context} tokens")
         self.ops.append(
-            Op("attention", out, q, work=kept, func=cache, rows=heads, dims=dims,
-               strides_a=(window, SIGHTS.index(sight(node) or "past")), w0=None if biased else more,
-               w1=more if biased else None, alpha=node.attrs["scale"], beta=node.attrs.get("softcap", 0.0),
-               comment=node.output)
+            Op("attention", out, q, work=kept, rows=heads, sight=SIGHTS.index(sight(node) or "past"),
+               sinks=None if biased else more, biases=more if biased else None, scale=node.attrs["scale"],
+               softcap=node.attrs.get("softcap", 0.0), comment=node.output, **cache)
         )  # fmt: skip
-        self.macs += attention_macs(heads, dims[0], dims[1], window, self.graph.context)
+        self.macs += attention_macs(heads, cache["key"], cache["value"], cache["window"], self.graph.context)
         self.finish(node, after)
 
     def _delay(self, node: Node) -> None:
@@ -574,8 +575,8 @@ class _Lowering:
         a, _ = self.rows(node.inputs[0])
         out, rows, after = self.define_rows(node)
         self.ops.append(
-            Op("delay", out, a, work=self.keep(node, 4 * width * slots), rows=rows, dims=(width, steps, slots),
-               strides_a=(node.attrs.get("apart", 0),), comment=node.output)
+            Op("delay", out, a, work=self.keep(node, 4 * width * slots), rows=rows, width=width, steps=steps,
+               slots=slots, apart=node.attrs.get("apart", 0), comment=node.output)
         )  # fmt: skip
         self.finish(node, after)
 
@@ -593,7 +594,7 @@ class _Lowering:
         out, _, after = self.define_rows(node)
         self.ops.append(
             Op("delta", out, must(as_rows(keys))[0], must(as_rows(values))[0], self.keep(node, 4 * heads * key * width),
-               rows=heads, dims=(key, width, kv), alpha=node.attrs["scale"], comment=node.output)
+               rows=heads, key=key, value=width, key_heads=kv, scale=node.attrs["scale"], comment=node.output)
         )  # fmt: skip
         self.macs += 3 * heads * key * width
         self.finish(node, after)
@@ -618,9 +619,9 @@ class _Lowering:
         )
         number = len(self.program.layers)
         self.ops.append(
-            Op("moe", out, x, logits, Operand(Place("arena", 0, work)), rows=tokens, dims=(d_in, d_out), layer=number,
-               w1=self.vector(f"{node.output}.bias", router.bias),
-               w2=self.vector(f"{node.output}.expert_scale", router.expert_scale), comment=node.output)
+            Op("moe", out, x, logits, Operand(Place("arena", 0, work)), rows=tokens, d_in=d_in, d_out=d_out,
+               layer=number, bias=self.vector(f"{node.output}.bias", router.bias),
+               scale=self.vector(f"{node.output}.expert_scale", router.expert_scale), comment=node.output)
         )  # fmt: skip
         self.program.layers.append(layer)
         self.lower_experts(number, layer, node, integer)
@@ -683,24 +684,23 @@ def _reads_input_as_int8(expert: Graph) -> bool:
 
 # --- reuse ------------------------------------------------------------------------------------------------------------
 
-_IN_PLACE = {o.name for o in spec.operations(trait="in_place")}  # kernels that may write the row they read
-
 
 def _reuse_dying_inputs(ops: list[Op]) -> None:
     """Let an elementwise or row-wise result take the place of an input that nobody reads afterwards."""
     spans = liveness(ops)
     for n, op in enumerate(ops):
         out = op.out.place.buffer
-        if op.code not in _IN_PLACE or out is None or spans[out][0] != n:
+        if "in_place" not in op.known.traits or out is None or spans[out][0] != n:
             continue
+        strides_a, strides_b, strides_out = (op.words.get(f"strides_{name}", ()) for name in ("a", "b", "out"))
         # What passes through a function first must not overwrite the other operand on its way.
-        pairs = ((op.a, op.strides_a, op.b), (op.b, op.strides_b, op.a))[: 2 if op.before == "identity" else 1]
+        pairs = ((op.a, strides_a, op.b), (op.b, strides_b, op.a))[: 2 if op.before == "identity" else 1]
         for source, strides, other in pairs:
             held = source.place.buffer
             if held is None or held is out or spans[held][1] != n or held.floats != out.floats:
                 continue
             here = (source.offset, source.place.sample_stride, source.row_stride, source.step_stride, strides)
-            there = (op.out.offset, op.out.place.sample_stride, op.out.row_stride, op.out.step_stride, op.strides_out)
+            there = (op.out.offset, op.out.place.sample_stride, op.out.row_stride, op.out.step_stride, strides_out)
             if here != there or (other.place.buffer is held and (other != source or op.before != "identity")):
                 continue
             for later in ops[n:]:

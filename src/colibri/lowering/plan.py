@@ -168,12 +168,12 @@ def plan(program: Program) -> None:
             work = op.work.place.buffer
             assert work is not None
             first, scratch, bound = work.floats * 4, 0, 0
-            for at, count in {(e.first_op, e.ops) for e in program.experts if e.layer == op.layer}:
+            for at, count in {(e.first_op, e.ops) for e in program.experts if e.layer == op["layer"]}:
                 buffers, size, lowest = _arrange(program.expert_ops[at : at + count], {})
                 scratch, bound = max(scratch, size), max(bound, lowest)
                 nested.append((work, first, buffers))
             work.floats += scratch // 4
-            op.dims = (*op.dims[:2], scratch // 4)
+            op["scratch"] = scratch // 4
             least[work] = first + bound
     _, size, bound = _arrange(program.ops, least)
     for work, first, buffers in nested:
@@ -182,7 +182,7 @@ def plan(program: Program) -> None:
     for buffer in liveness(program.ops):
         buffer.offset += HEAD_BYTES
     # What is kept lies behind all else, in the order of the program, caches last: nothing needs to clear them.
-    caches = {op.work.place.buffer for op in program.ops if op.code == "cache"}
+    caches = {op.work.place.buffer for op in program.ops if "keeps_cache" in op.known.traits}
     everything = [buffer for buffer in liveness(program.ops) if buffer.kept]
     kept = cleared = 0
     for buffer in sorted(everything, key=caches.__contains__):

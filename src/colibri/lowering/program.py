@@ -5,11 +5,12 @@ Weights stay where they are, perhaps in a file: a program says which tensors lie
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from colibri.format import spec
 from colibri.format.layouts import attention_macs, residual_work, store
 from colibri.ir.graph import Router, Shape
 from colibri.ir.weights import Weight
@@ -79,30 +80,60 @@ class Operand:
     step_stride: int = 0
 
 
-@dataclass
-class Op:
-    """One operation record before packing; see `spec.OP`."""
+_NOWHERE = Operand()
 
-    code: str
-    out: Operand
-    a: Operand
-    b: Operand = Operand()
-    work: Operand = Operand()
-    func: str = "identity"
-    rows: int = 1
-    w0: Tensor | None = None
-    w1: Tensor | None = None
-    w2: Tensor | None = None
-    layer: int = -1
-    dims: tuple[int, ...] = ()
-    strides_a: tuple[int, ...] = ()
-    strides_b: tuple[int, ...] = ()
-    strides_out: tuple[int, ...] = ()
-    alpha: float = 0.0
-    beta: float = 0.0
-    before: str = "identity"
-    after: str = "identity"
-    comment: str = ""
+
+class Op:
+    """One operation record before packing: the fields of `spec.OP_COMMON`, and words by the names of `spec.VIEWS`.
+
+    A word is a number, a tuple of them along some axes, or a tensor; what is not given is 0, or no tensor.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        out: Operand,
+        a: Operand,
+        b: Operand = _NOWHERE,
+        work: Operand = _NOWHERE,
+        *,
+        func: str = "identity",
+        rows: int = 1,
+        before: str = "identity",
+        after: str = "identity",
+        comment: str = "",
+        **words: Any,
+    ) -> None:
+        self.code, self.func, self.rows, self.before, self.after = code, func, rows, before, after
+        self.out, self.a, self.b, self.work = out, a, b, work
+        self.comment = comment
+        self.words: dict[str, Any] = {}
+        for name, value in words.items():
+            self[name] = value
+
+    @property
+    def known(self) -> spec.Operation:
+        """What holds for all operations of its kind."""
+        return spec.operation(self.code)
+
+    def __getitem__(self, name: str) -> Any:
+        nothing = None if self.known.words[name].type == "tensor" else 0
+        return self.words.get(name, nothing)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name not in self.known.words:
+            raise KeyError(f"{self.code} has no {name!r}, but {', '.join(self.known.words)}")
+        self.words[name] = value
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that it names, by the word that does."""
+        return {name: self.words[name] for name, word in self.known.words.items()
+                if word.type == "tensor" and self.words.get(name) is not None}  # fmt: skip
+
+    def sizes(self) -> tuple[int, ...]:
+        """Its sizes inside a row."""
+        given = [self.words[name] for name, word in self.known.words.items() if word.is_size and name in self.words]
+        return given[0] if "has_axes" in self.known.traits else tuple(given)
 
     def buffers(self) -> list[Buffer]:
         """The buffers it touches."""
@@ -110,12 +141,12 @@ class Op:
 
     def __str__(self) -> str:
         if self.code == "loop":
-            order = ", the last first" if self.dims[2] else ""
-            return f"loop over the next {self.dims[1]} operations, {self.dims[0]} steps{order}"
+            order = ", the last first" if self["backward"] else ""
+            return f"loop over the next {self['body']} operations, {self['steps']} steps{order}"
         name = self.code if self.func == "identity" else f"{self.code}.{self.func}"
         used = [o for o in (self.a, self.b) if o.place.space != "none"]
-        weights = "".join(f", {w.name}" for w in (self.w0, self.w1, self.w2) if w is not None)
-        size = "×".join(map(str, self.dims))
+        weights = "".join(f", {tensor.name}" for tensor in self.tensors().values())
+        size = "×".join(map(str, self.sizes()))
         return (
             f"{_place_text(self.out)} = {name}({', '.join(map(_place_text, used))}{weights}) {self.rows} rows of {size}"
         )
@@ -210,8 +241,8 @@ class Program:
     def _work(self, steps: int, op: Op) -> int:
         if op.code != "moe":
             return steps * op_work(op, self.context_tokens)
-        layer = self.layers[op.layer]
-        programs = {(e.first_op, e.ops) for e in self.experts if e.layer == op.layer}
+        layer: Layer = self.layers[op["layer"]]
+        programs = {(e.first_op, e.ops) for e in self.experts if e.layer == op["layer"]}
         most = max(sum(n * op_work(o, 0) for n, o in unrolled(self.expert_ops[at : at + count]))
                    for at, count in programs)  # fmt: skip
         router = layer.router
@@ -236,7 +267,7 @@ def unrolled(ops: Sequence[Op]) -> Iterator[tuple[int, Op]]:
     steps = left = 0
     for op in ops:
         if op.code == "loop":
-            steps, left = op.dims[0], op.dims[1]
+            steps, left = op["steps"], op["body"]
         else:
             yield steps if left > 0 else 1, op
             left -= 1
@@ -244,23 +275,34 @@ def unrolled(ops: Sequence[Op]) -> Iterator[tuple[int, Op]]:
 
 def op_work(op: Op, context: int) -> int:
     """Elementary steps of an operation on one sample, at the end of a text that fills the context."""
-    match op.code:
-        case "linear" | "linear_q":
-            entries = 0 if op.w2 is None else residual_work(op.w2.rows, op.w2.cols, op.w2.bytes)
-            return op.rows * ((op.dims[0] + 1) * op.dims[1] + entries)
-        case "map1" | "map2" | "reduce":
-            return op.rows * prod(op.dims)
-        case "cache":
-            return op.rows * (op.dims[0] + op.dims[1])
-        case "attention":
-            key, value = op.dims[:2]
-            return op.rows * (key + value) + attention_macs(op.rows, key, value, op.strides_a[0], context)
-        case "delay":
-            return (op.rows + 1) * op.dims[0]
-        case "delta":
-            return op.rows * (4 * op.dims[0] + 1) * op.dims[1]
-        case _:  # softmax, norms, quantize, embed, rope
-            return op.rows * op.dims[0]
+    return WORK[op.known.proof](op, context)
+
+
+def _linear_work(op: Op, context: int) -> int:
+    outliers: Tensor | None = op["outliers"]
+    entries = 0 if outliers is None else residual_work(outliers.rows, outliers.cols, outliers.bytes)
+    return int(op.rows * ((op["inputs"] + 1) * op["outputs"] + entries))
+
+
+def _attention_work(op: Op, context: int) -> int:
+    key, value = op["key"], op["value"]
+    return int(op.rows * (key + value)) + attention_macs(op.rows, key, value, op["window"], context)
+
+
+# What the engine's proofs say of the work, by their names. A loop takes none; a mixture's is its experts'.
+WORK: dict[str, Callable[[Op, int], int]] = {
+    "linear": _linear_work,
+    "quantize": lambda op, _: op.rows * op["inputs"],
+    "map": lambda op, _: op.rows * prod(op["sizes"]),
+    "norm": lambda op, _: op.rows * op["size"],
+    "reduce": lambda op, _: op.rows * op["outer"] * op["size"] * op["inner"],
+    "embed": lambda op, _: op.rows * op["width"],
+    "rope": lambda op, _: op.rows * op["size"],
+    "cache": lambda op, _: op.rows * (op["key"] + op["value"]),
+    "attention": _attention_work,
+    "delay": lambda op, _: (op.rows + 1) * op["width"],
+    "delta": lambda op, _: op.rows * (4 * op["key"] + 1) * op["value"],
+}
 
 
 def _place_text(operand: Operand) -> str:
@@ -282,7 +324,7 @@ def liveness(ops: Sequence[Op]) -> dict[Buffer, tuple[int, int]]:
     begin = end = -1  # of the loop
     for n, op in enumerate(ops):
         if op.code == "loop":
-            begin, end = n, n + op.dims[1]
+            begin, end = n, n + op["body"]
         for buffer in op.buffers():
             first, _ = spans.get(buffer, (n, n))
             spans[buffer] = first, end if first < begin and n <= end else n

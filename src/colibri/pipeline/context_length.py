@@ -12,6 +12,7 @@ import re
 import shutil
 import tempfile
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,6 @@ from colibri.format.package import Package, find, open_package
 from colibri.ir.graph import ENDLESS
 
 _REFLINK = 0x40049409  # FICLONE: share the blocks, where the file system can
-_CODE, _SPACES = {n: name for n, name in enumerate(spec.OPCODES)}, list(spec.SPACES)
-_CACHED = ("cache", "attention")
-_KEEPS = (*_CACHED, "delay", "delta")
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,8 @@ def longest_context(package: Package) -> int:
     """Most tokens that the tables of a language model hold positions for; raises ModelError for another model."""
     if int(package.header["context_tokens"]) in (0, ENDLESS):
         raise ModelError(f"{package.path} is no language model: it has no context length")
-    rows = [int(package.tensors[op["w0"]]["cols"]) // int(op["dims"][1]) for op in _main(package)
-            if _CODE[int(op["code"])] == "rope"]  # fmt: skip
+    rows = [int(package.tensors[op["table"]]["cols"]) // int(op["turned"])
+            for op in spec.named_all(_main(package), "rope")]  # fmt: skip
     return min(rows, default=spec.LIMIT)
 
 
@@ -89,7 +87,7 @@ def _head(package: Package, tokens: int) -> tuple[bytes, Any]:
     header, ops = package.header.copy(), package.ops.copy()
     main = ops[: int(header["main_ops"])]
     before = main.copy()
-    first = min((int(op["work"]["offset"]) for op in main if _CODE[int(op["code"])] in _KEEPS), default=None)
+    first = min((int(op["work"]["offset"]) for op in _kept(main)), default=None)
     here = int(header["context_tokens"])
     end = int(header["context_bytes"])
     if first is not None:
@@ -109,40 +107,59 @@ def _head(package: Package, tokens: int) -> tuple[bytes, Any]:
     return bytes(meta), header
 
 
+def _kept(ops: Any) -> list[Any]:
+    """What keeps something of the text from one run to the next, in the order that it lies in memory: caches last."""
+    return sorted((op for op in ops if _known(op).view in RESIZE), key=_is_cache)
+
+
+def _known(op: Any) -> spec.Operation:
+    return spec.OPERATIONS[int(op["code"])]
+
+
+def _is_cache(op: Any) -> bool:
+    return "keeps_cache" in _known(op).traits
+
+
+def _resize_delay(op: Any, tokens: int, samples: int) -> int:
+    op["slots"] = delay_slots(tokens, int(op["steps"]), samples)
+    return 4 * int(op["width"]) * int(op["slots"])
+
+
+def _resize_cache(op: Any, tokens: int, samples: int) -> int:
+    pages = cache_pages(tokens, int(op["window"]), samples)
+    op["positions"] = pages * spec.PAGE
+    page = page_bytes(spec.ENUMS["cache"][int(op["func"])], int(op["key"]), int(op["value"]))
+    return int(op["key_heads"]) * pages * page
+
+
+def _resize_delta(op: Any, tokens: int, samples: int) -> int:
+    return 4 * int(op["rows"]) * int(op["key"]) * int(op["value"])
+
+
+# How an operation that keeps something is set to a context, and the bytes that it then keeps, by its view.
+RESIZE: dict[str, Callable[[Any, int, int], int]] = {
+    "delay": _resize_delay, "delta": _resize_delta, "attention": _resize_cache,
+}  # fmt: skip
+
+
 def _arrange(ops: Any, tokens: int, samples: int, first: int) -> tuple[int, int]:
     """Set the sizes and places of what is kept, as `lower` and `plan` do; the ends of what is cleared and of all."""
     places: dict[int, int] = {}  # old place -> new place
     end = cleared = first
-    kept = [op for op in ops if _CODE[int(op["code"])] in _KEEPS]
-    for op in sorted(kept, key=lambda op: _CODE[int(op["code"])] in _CACHED):
-        code, dims, place = _CODE[int(op["code"])], op["dims"], int(op["work"]["offset"])
-        if code == "delay":
-            width, steps = int(dims[0]), int(dims[1])
-            dims[2] = delay_slots(tokens, steps, samples)
-            size = 4 * width * int(dims[2])
-        elif code == "delta":
-            size = 4 * int(op["rows"]) * int(dims[0]) * int(dims[1])
-        else:
-            key, value, heads, window = (int(n) for n in (*dims[:3], op["strides_a"][0]))
-            pages = cache_pages(tokens, window, samples)
-            dims[3] = pages * spec.PAGE
-            size = heads * pages * page_bytes(spec.ENUMS["cache"][int(op["func"])], key, value)
+    for op in _kept(ops):
+        size, place = RESIZE[_known(op).view](spec.named(op), tokens, samples), int(op["work"]["offset"])
         if place not in places:
             places[place] = end
             end += spec.align(size, spec.ALIGN_BUFFER)
         op["work"]["offset"] = places[place]
-        cleared = cleared if code in _CACHED else end
+        cleared = cleared if _is_cache(op) else end
     return cleared, end
 
 
 def _macs(ops: Any, tokens: int) -> int:
     """Multiply-accumulates of attention at the end of a full context."""
-    total = 0
-    for op in ops:
-        if _CODE[int(op["code"])] == "attention":
-            key, value, window = int(op["dims"][0]), int(op["dims"][1]), int(op["strides_a"][0])
-            total += attention_macs(int(op["rows"]), key, value, window, tokens)
-    return total
+    return sum(attention_macs(int(op["rows"]), int(op["key"]), int(op["value"]), int(op["window"]), tokens)
+               for op in spec.named_all(ops, "attention"))  # fmt: skip
 
 
 def _write(image: Path, head: bytes, header: Any, in_place: bool) -> tuple[str, ...]:

@@ -122,12 +122,12 @@ def _routers(package: Package) -> list[int]:
     """The shared tensors of the products that write what a layer's router reads."""
     found: list[int] = []
     main = package.ops[: int(package.header["main_ops"])]
-    products = [n for n, name in enumerate(spec.OPCODES) if name.startswith("linear")]
     for n, op in enumerate(main):
         if op["code"] == spec.OPCODES.index("moe"):
             writers = [m for m in range(n) if _place(main[m]["out"]) == _place(op["b"])]
-            if writers and main[writers[-1]]["code"] in products:
-                found += [int(main[writers[-1]][w]) for w in ("w0", "w1") if main[writers[-1]][w] != spec.NONE]
+            if writers and spec.OPERATIONS[main[writers[-1]]["code"]].walk == "product":
+                product = spec.named(main[writers[-1]])
+                found += [int(product[name]) for name in ("matrix", "bias") if product[name] != spec.NONE]
     return found
 
 

@@ -208,9 +208,9 @@ class RouteBudget:
 def budget(package: Package) -> RouteBudget:
     """The costliest and the cheapest route of a model, from its operations and its expert directory."""
     main = package.ops[: int(package.header["main_ops"])]
-    products = np.isin(main["code"], [spec.OPCODES.index("linear"), spec.OPCODES.index("linear_q")])
-    shared = sum(int(op["rows"]) * int(op["dims"][0]) * int(op["dims"][1]) for op in main[products])
-    tokens = {int(op["w0"]): int(op["rows"]) for op in main[main["code"] == spec.OPCODES.index("moe")]}
+    products = [op for known in spec.operations("product") for op in spec.named_all(main, known.name)]
+    shared = sum(int(op["rows"]) * int(op["inputs"]) * int(op["outputs"]) for op in products)
+    tokens = {int(op["layer"]): int(op["rows"]) for op in spec.named_all(main, "moe")}
     h = package.header
     layers = [_cost(package, n, tokens[n]) for n in range(len(package.layers))]
     return RouteBudget(shared, int(h["shared_bytes"]), layers, int(h["worst_macs"]), int(h["worst_bytes"]))

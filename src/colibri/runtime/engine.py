@@ -50,12 +50,11 @@ class Model:
         self._max_batch = int(package.header["max_batch"])
         self._input_size = sum(prod(p.shape) for p in package.inputs)
         self._output_size = sum(prod(p.shape) for p in package.outputs)
-        main = package.ops[: int(package.header["main_ops"])]
-        moe = main[main["code"] == spec.OPCODES.index("moe")]
+        moe = spec.named_all(package.ops[: int(package.header["main_ops"])], "moe")
         # Operations that read a source text: the rows of such a model are each their own, and run alone.
         self._encoder_ops = int(package.header["encoder_ops"])
         # tokens a row, k, experts
-        self._layers = [(int(op["rows"]), *map(int, package.layers[op["w0"]][["k", "experts"]])) for op in moe]
+        self._layers = [(int(op["rows"]), *map(int, package.layers[op["layer"]][["k", "experts"]])) for op in moe]
         # What an application does again and again runs in C: see _engine_call.c.
         alone = len(package.inputs) == len(package.outputs) == 1 and not package.header["context_tokens"]
         limit = self._max_batch if alone and package.mapped is None else 0

@@ -46,8 +46,7 @@ class LanguageModel(Model):
         self._counts = np.zeros(len(package.experts), np.uint64)
         self._counting: Any = None
         self._source: list[int] = []
-        moe = package.ops[: self._encoder_ops]["code"] == spec.OPCODES.index("moe")
-        self._encoder_layers = int(moe.sum())
+        self._encoder_layers = len(spec.named_all(package.ops[: self._encoder_ops], "moe"))
 
     @property
     def context(self) -> int:
