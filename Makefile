@@ -44,10 +44,10 @@ size: $(VENV)/.demo
 	$(BIN)/python tools/size.py $(wildcard build/*/model.bin)
 
 bench:
-	$(PYTHON) benchmarks/run.py --quick
+	$(PYTHON) -m benchmarks.layers --quick
 
 bench-all:
-	$(PYTHON) benchmarks/run.py --publish
+	$(PYTHON) -m benchmarks.layers --publish
 
 engine:
 	$(MAKE) -C engine

@@ -1,6 +1,6 @@
 """Compares Colibri's firmware with what others make of the smart-meter model, on an emulated Cortex-M7.
 
-    python benchmarks/firmware/compare.py [--publish] [--peers-python build/firmware-peers/bin/python]
+    python -m benchmarks.firmware.compare [--publish] [--peers-python build/firmware-peers/bin/python]
 
 Builds every variant with the same compiler, -O2, start-up code and harness; runs the test weeks; checks the answers;
 prints a table, and with --publish writes docs/firmware.md. Needs what `colibri targets` names for cortex-m7, and
@@ -26,17 +26,13 @@ from numpy.typing import NDArray
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 METER = ROOT / "examples/smart_meter"
-sys.path[:0] = [str(ROOT / "examples/firmware"), str(METER), str(HERE)]
+sys.path[:0] = [str(ROOT / "examples/firmware"), str(METER)]
 
 import data  # noqa: E402
 import firmware  # noqa: E402
-import hand_count  # noqa: E402
-import onnx_style  # noqa: E402
-import page  # noqa: E402
-import profile_image  # noqa: E402
-import weights  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 
+from benchmarks.firmware import hand_count, onnx_style, page, profile_image, weights  # noqa: E402
 from colibri import exporter  # noqa: E402
 from colibri.build import elf, targets, toolchain  # noqa: E402
 from colibri.emit import c_source  # noqa: E402
@@ -337,7 +333,7 @@ def main() -> None:
     if options.publish:
         if left_out:
             raise SystemExit("not published: a row is missing")
-        import stream  # which uses this module
+        from benchmarks.firmware import stream  # which uses this module
 
         text = page.page(table, counts, profiles, facts, stream.section(stream.measured()))
         (ROOT / "docs/firmware.md").write_text(text, encoding="utf-8")

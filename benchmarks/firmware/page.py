@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hand_count import Count
+from benchmarks.firmware.hand_count import Count
 
 Counts = Mapping[str, Count]
 Profiles = Mapping[str, Mapping[str, int]]  # instructions by function, by precision
@@ -165,13 +165,13 @@ def page(rows: Sequence[Row], found: Counts, by_function: Profiles, facts: Facts
     macs = found["int8"].macs
     return f"""# Firmware beside its peers
 
-Written by `benchmarks/firmware/compare.py --publish`; do not edit. The smart-meter model
+Written by `python -m benchmarks.firmware.compare --publish`; do not edit. The smart-meter model
 ([examples/smart_meter](../examples/smart_meter/README.md): 70 features, three experts of 32 hidden units, one chosen,
 8,630 trained weights, {macs:,} multiply-accumulates a forecast) as firmware, by Colibri and by others:
 
 ```sh
 python3 -m venv build/firmware-peers && build/firmware-peers/bin/pip install -r benchmarks/firmware/requirements.txt
-python benchmarks/firmware/compare.py
+python -m benchmarks.firmware.compare
 ```
 
 {table(rows, found)}

@@ -1,6 +1,6 @@
 """A stream as firmware: a convolution, a GRU and a classifier that take one time step a call, beside C by hand.
 
-    python benchmarks/firmware/stream.py [--publish]
+    python -m benchmarks.firmware.stream [--publish]
 
 The size of a small keyword or appliance detector. Its weights are random: what is counted does not depend on them.
 Prints the section of docs/firmware.md, and with --publish puts it there. Needs PyTorch besides what compare.py needs.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import functools
 import re
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,15 +19,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE)]
-
-import compare  # noqa: E402
-import page  # noqa: E402
-import weights as meter  # noqa: E402
-
-from colibri import exporter  # noqa: E402
-from colibri.runtime import engine  # noqa: E402
+from benchmarks.firmware import compare, page
+from benchmarks.firmware import weights as meter
+from colibri import exporter
+from colibri.runtime import engine
 
 Floats = NDArray[np.float32]
 CHANNELS, TAPS, WIDTH, HIDDEN, CLASSES = 8, 5, 24, 32, 8
@@ -211,7 +205,7 @@ def section(rows: Sequence[Row]) -> str:
 A model of one time step a call (`stream=1`): {CHANNELS} channels, a causal convolution of {TAPS} taps to {WIDTH},
 a GRU of {HIDDEN}, a classifier of {CLASSES} classes; {macs:,} multiply-accumulates a call, random weights, the same
 board, compiler and harness; *instructions* are those of the costliest of {TIME_STEPS} calls, *error* that of a
-probability. `python benchmarks/firmware/stream.py` measures it and writes this section.
+probability. `python -m benchmarks.firmware.stream` measures it and writes this section.
 
 {page.markdown(head, body, text_columns=2)}
 

@@ -1,6 +1,6 @@
 """The peer's model files: GGUF with random weights of true shapes, or with the weights of a checkpoint.
 
-    python benchmarks/language/gguf_files.py olmoe --format Q4_K
+    python -m benchmarks.language.gguf_files olmoe --format Q4_K
 
 Random blocks are valid ones whose numbers vary as the synthetic checkpoint's do; one tensor is in memory at a time.
 The architecture is the shape's own, `olmoe` or `qwen3moe`; there is no tokenizer (`no_vocab`).
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from home import FILES, enter, make_room
-from shapes import SHAPES, Config, deviation, expert_width, head_dim, weights
+from benchmarks.language.home import FILES, enter, make_room
+from benchmarks.language.shapes import SHAPES, Config, deviation, expert_width, head_dim, weights
 
 FORMATS = ("Q8_0", "Q4_0", "Q4_K")
 _ARCHITECTURE = {"olmoe": "olmoe", "qwen3_moe": "qwen3moe"}

@@ -18,12 +18,11 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path.append(str(HERE.parent))  # modules of the other benchmarks; those here come first
 
 FILES = Path(os.environ.get("COLIBRI_BENCH_FILES", ROOT / "build" / "bench" / "language")).resolve()
 VENV = FILES / "peers"
 PYTHON = VENV / "bin" / "python"
-SO_FAR, PUBLISHED = FILES / "results.json", HERE.parent / "results-language.json"
+SO_FAR, PUBLISHED = FILES / "results.json", HERE / "results.json"
 _PATIENCE = 300.0  # seconds
 QUIET = 0.5  # load average above which other work runs beside
 # gcc 12 does not know that ldtilecfg reads memory and drops the stores before it: the peer's AMX kernels would die.
@@ -47,7 +46,7 @@ def enter() -> None:
         stamp.write_text(_digest())
     if Path(sys.prefix).resolve() != VENV:
         os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's; models have threads of their own
-        os.execv(PYTHON, [str(PYTHON), *sys.argv])
+        os.execv(PYTHON, [str(PYTHON), *sys.orig_argv[1:]])
 
 
 def _digest() -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import home
-from shapes import SHAPES, weights
-from tables import percent, size_of, table
+from benchmarks.common.tables import percent, size_of, table
+from benchmarks.language import home
+from benchmarks.language.shapes import SHAPES, weights
 
 Data = dict[str, Any]
 OURS, PEER = "colibri", "llama.cpp"
@@ -28,6 +29,14 @@ def write(data: Data, path: Path) -> Path:
     parts += [_larger(data["larger"])] if "larger" in data else []
     path.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
     return path
+
+
+def publish(really: bool) -> Path:
+    """Write the page of the results so far beside them, or `really` both where they are committed."""
+    if not really:
+        return write(home.results(), home.SO_FAR.with_name("language-performance.md"))
+    home.PUBLISHED.write_text(json.dumps(home.results(), indent=1) + "\n")
+    return write(home.results(), home.ROOT / "docs" / "language-performance.md")
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -176,7 +185,7 @@ def _prefill(speed: Data) -> str:
 
 {table(head, rows)}
 
-The peak is that of *{names}* (`benchmarks/limits.c`); Colibri's kernels: {kernels}. Multiply-accumulates are those with
+The peak is that of *{names}* (`benchmarks/limits`); Colibri's kernels: {kernels}. Multiply-accumulates are those with
 weights. Where the processor has matrix tiles (AMX) llama.cpp uses them, beyond this peak; Colibri does not."""
 
 
@@ -241,8 +250,7 @@ def _touched(speed: Data) -> str:
 
 
 def _method(speed: Data) -> str:
-    from serve import TEXT
-
+    from benchmarks.language.serve import TEXT
     from colibri.pipeline.language import CHUNK
 
     return f"""## How it is measured
@@ -260,7 +268,7 @@ def _method(speed: Data) -> str:
   routes depend on the token: a text of {TEXT} tokens touches {_touched(speed)} of Colibri's weights.
 
 ```sh
-python benchmarks/language/run.py --publish
+python -m benchmarks.language.speed --publish
 ```"""
 
 
@@ -300,7 +308,7 @@ The storyteller (`examples/storyteller`), {quality["tokens"]:,} tokens of its va
   quantiser, blocks going on from row to row.
 
 ```sh
-python benchmarks/language/quality.py --publish
+python -m benchmarks.language.quality --publish
 ```"""
 
 
@@ -322,5 +330,5 @@ routes that hardly repeat: a trained model's locality is missing, so this is the
 control group's; the model's pages count in it. All ways gave the same bits.
 
 ```sh
-python benchmarks/language/larger_than_memory.py --export --publish
+python -m benchmarks.language.larger --export --publish
 ```"""

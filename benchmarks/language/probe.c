@@ -1,9 +1,9 @@
 /* The two limits that matter here, in a second or two, so that they can be measured between other samples: reading from
- * memory and the peak of int8 arithmetic, one and two threads. The kernels are those of ../limits.c.
+ * memory and the peak of int8 arithmetic, one and two threads. The kernels are those of ../limits/limits.c.
  *
  *     probe SAMPLES */
 #define main limits_main
-#include "../limits.c"
+#include "../limits/limits.c"
 #undef main
 
 int main(int argc, char **argv)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from home import FILES, HERE
+from benchmarks.language.home import FILES, HERE, ROOT
 
 _PAUSE = 0.2  # seconds between samples: a pool's threads spin for a while after its last call
 
@@ -33,11 +33,11 @@ class Process:
 
     def __init__(self, side: Side, threads: int, first: bool = False) -> None:
         self.side = side
-        command = [sys.executable, str(HERE / "serve.py"), side.engine, str(side.path), str(threads),
+        command = [sys.executable, "-m", "benchmarks.language.serve", side.engine, str(side.path), str(threads),
                    str(side.context), side.cache, *(["first"] if first else [])]  # fmt: skip
         self._begin = time.monotonic()
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                         stderr=subprocess.DEVNULL, text=True, env=environment())  # fmt: skip
+                                         stderr=subprocess.DEVNULL, text=True, env=environment(), cwd=ROOT)  # fmt: skip
         self.ready = self._answer()
 
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def environment() -> dict[str, str]:
 
 def probe(samples: int = 5) -> list[dict[str, Any]]:
     """The machine's limits as they are now, as probe.c prints them."""
-    program, sources = FILES / "probe", [HERE / "probe.c", HERE.parent / "limits.c"]
+    program, sources = FILES / "probe", [HERE / "probe.c", HERE.parent / "limits" / "limits.c"]
     if not program.exists() or program.stat().st_mtime < max(s.stat().st_mtime for s in sources):
         subprocess.run(["gcc", "-O3", "-march=native", "-pthread", sources[0], "-o", program], check=True)
     done = subprocess.run([program, str(samples)], capture_output=True, text=True, check=True)

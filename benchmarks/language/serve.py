@@ -1,6 +1,6 @@
 """One engine in a process of its own: answers a JSON request a line.
 
-    serve.py ENGINE FILE THREADS CONTEXT CACHE [first]
+    serve ENGINE FILE THREADS CONTEXT CACHE [first]
 
 {"do": "decode", "at": p, "count": n}    -> {"ns": [n times of one token, from position p on]}
 {"do": "prefill", "count": n}            -> {"ns": of evaluating n tokens as a new text}
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engines import ENGINES
+from benchmarks.language.engines import ENGINES
 
 PROMPT = 16  # tokens before the first token
 LONGEST = 8192  # tokens drawn

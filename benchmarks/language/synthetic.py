@@ -1,6 +1,6 @@
 """Synthetic checkpoints: true shapes, random weights made when they are read, exported in bounded memory.
 
-    python benchmarks/language/synthetic.py olmoe --dtype int4 --cache int8 --context 4352
+    python -m benchmarks.language.synthetic olmoe --dtype int4 --cache int8 --context 4352
 
 Speed and memory do not depend on what the weights are, only routes do: `shapes.deviation` keeps them from crowding.
 """
@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from home import FILES, enter, make_room
-from shapes import SHAPES, Config, deviation, weights
+from benchmarks.language.home import FILES, enter, make_room
+from benchmarks.language.shapes import SHAPES, Config, deviation, weights
 
 CONTEXT = 4352  # position 4,096 and some tokens more
 DISK = 20.0  # GB of models at a time

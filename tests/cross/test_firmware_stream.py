@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.firmware import compare, stream
 from colibri import exporter
 from colibri.build import targets
 from colibri.ir.graph import Graph
 from colibri.runtime import engine
 from tests.graphs import FORMATS, linear
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks/firmware"))
-
-import compare
-import stream
 
 TABLE = Path(__file__).with_name("firmware_stream.json")
 GROWTH, BY_HAND = 1.02, 1.2
