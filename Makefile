@@ -6,6 +6,10 @@ NEWEST := .venv-newest-torch
 BIN := $(VENV)/bin
 ENGINE := $(wildcard engine/src/*/*.[ch] engine/src/*.h engine/include/*.h)
 BINDING := src/colibri/_engine_build.py src/colibri/_engine_call.c src/colibri/_scale_costs.c
+C_FILES := $(shell find engine src tests benchmarks examples -name build -prune -o -name _engine.c -prune -o -name '*.[ch]' -print)
+TIDY_FILES := $(wildcard engine/src/*/*.c engine/lm/*.c engine/host/*.c)
+TIDY_FLAGS := -std=gnu11 -D_GNU_SOURCE -Iengine/include -Iengine/src -DCLB_X86 -mavx2 -mf16c -mavx512f -mavx512bw \
+              -mavx512dq -mavx512vl -mavx512vnni
 INSTALL := $(BIN)/pip install -q --disable-pip-version-check
 
 help:
@@ -32,6 +36,8 @@ test-all: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow"
 
 lint: $(VENV)/.test
+	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+	$(BIN)/clang-tidy --quiet $(TIDY_FILES) -- $(TIDY_FLAGS) 2>/dev/null
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -52,7 +58,7 @@ bench-all:
 engine:
 	$(MAKE) -C engine
 
-generate: $(VENV)/.demo
+generate: $(VENV)/.test
 	$(BIN)/python tools/generate.py --write
 
 $(VENV)/.demo: pyproject.toml setup.py $(BINDING) $(ENGINE) | $(VENV)

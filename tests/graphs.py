@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from colibri.ir.graph import BINARY, REDUCE, UNARY, Graph, Router
-from colibri.ir.weights import Fp16Weight, Int4Weight, Int8Weight, Residual
+from colibri.ir.weights import Fp16Weight, Int4Weight, Int8Weight, Outliers
 
 ROUTERS = [("softmax", "none"), ("softmax", "sum"), ("softmax", "one"), ("sigmoid", "none"), ("sigmoid", "sum"),
            ("logit", "softmax"), ("logit", "one"), ("sqrt_softplus", "none"), ("softmax", "clamped"),
@@ -45,27 +45,27 @@ def constant(graph: Graph, rng: np.random.Generator, name: str, *shape: int) -> 
     return graph.add_constant(name, rng.standard_normal(shape) / np.sqrt(max(1, shape[-1])))
 
 
-FORMATS = ("fp32", "fp16", "int8", "int8 weight-only", "int8 with residual", "int4", "int4 with residual")
+FORMATS = ("fp32", "fp16", "int8", "int8 weight-only", "int8 with outliers", "int4", "int4 with outliers")
 
 
 def stored(rng: np.random.Generator, rows: int, cols: int, kind: str) -> object:
-    """A random weight in a format: full range, zero rows, and residuals that crowd in some rows and miss others."""
+    """A random weight in a format: full range, zero rows, and outliers that crowd in some rows and miss others."""
     if kind in ("fp32", "fp16"):
         matrix = rng.standard_normal((rows, cols)) / np.sqrt(cols)
         return matrix if kind == "fp32" else Fp16Weight(matrix.astype(np.float16))
-    residual = None
-    if "residual" in kind:
+    outliers = None
+    if "outliers" in kind:
         chosen = [np.sort(rng.permutation(cols)[: min(cols, int(rng.integers(0, 4)) ** 2)]) for _ in range(rows)]
         values = rng.standard_normal(sum(map(len, chosen))).astype(np.float16)
         counts = np.array([len(c) for c in chosen], np.uint32)
-        residual = Residual(counts, np.concatenate(chosen).astype(np.uint32), values)
+        outliers = Outliers(counts, np.concatenate(chosen).astype(np.uint32), values)
     if kind.startswith("int8"):
         q = rng.integers(-127, 128, (rows, cols)).astype(np.int8)
         q[rng.random(rows) < 0.1] = 0
         q[rng.random(rows) < 0.1] = 127
-        return Int8Weight(q, (rng.random(rows) / 100).astype(np.float32), residual)
+        return Int8Weight(q, (rng.random(rows) / 100).astype(np.float32), outliers)
     q = rng.integers(-8, 8, (rows, cols)).astype(np.int8)
-    return Int4Weight(q, (rng.standard_normal((rows, -(-cols // 32))) / 10).astype(np.float16), residual)
+    return Int4Weight(q, (rng.standard_normal((rows, -(-cols // 32))) / 10).astype(np.float16), outliers)
 
 
 def every_byte(kind: str) -> object:
@@ -214,7 +214,7 @@ def add_random(graph: Graph, draw: st.DrawFn, rng: np.random.Generator, values: 
         return recurrence(graph, rng, x, width, fmt, reverse, start)
     if op == "embed":
         ids = graph.add("unary", graph.add("unary", x, func="abs"), func="clamp", alpha=0, beta=draw(st.integers(1, 6)))
-        kind = draw(st.sampled_from([f for f in FORMATS if "residual" not in f and "only" not in f]))
+        kind = draw(st.sampled_from([f for f in FORMATS if "outliers" not in f and "only" not in f]))
         table = graph.add_constant(graph.fresh("table"), stored(rng, 6, draw(st.integers(1, 9)), kind))
         return graph.add("embed", graph.add("reshape", ids, shape=(*shape, 1)), table)
     return x

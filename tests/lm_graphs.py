@@ -137,8 +137,8 @@ def encoder_decoder(
     def rows(x: str) -> str:
         return g.add("reshape", linear(x, heads * dim), shape=(heads, dim))
 
-    def attend(x: str, k: str, v: str, sight: str, *bias: str) -> str:
-        y = g.add("attention", rows(x), k, v, *bias, scale=dim**-0.5, window=0, softcap=0.0, cache=cache, sight=sight)
+    def attend(x: str, k: str, v: str, mask: str, *bias: str) -> str:
+        y = g.add("attention", rows(x), k, v, *bias, scale=dim**-0.5, window=0, softcap=0.0, cache=cache, mask=mask)
         return g.add("binary", x, linear(g.add("reshape", y, shape=(heads * dim,)), width), func="add")
 
     def switch(x: str, most: int) -> str:
@@ -162,10 +162,10 @@ def encoder_decoder(
     x = g.add("embed", token, table)
     both, past = bias("both", 2 * context - 1), bias("past", context)
     for _ in range(layers):
-        x = switch(attend(x, rows(x), rows(x), "all", *both), capacity)
+        x = switch(attend(x, rows(x), rows(x), "full", *both), capacity)
     seen = [(rows(x), rows(x)) for _ in range(layers)]
     y = g.add("embed", token, table)
     for n in range(layers):
-        y = switch(attend(attend(y, rows(y), rows(y), "past", *past), *seen[n], "source"), 0)
+        y = switch(attend(attend(y, rows(y), rows(y), "causal", *past), *seen[n], "cross"), 0)
     g.outputs = [g.add("linear", y, g.add_constant("head", store(normal(vocab, width))), output="logits")]
     return g

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
 from tools import generate_tokenizer  # noqa: E402
+from tools.c_text import WIDTH, aligned, comment, formatted, macro  # noqa: E402
 
 _C_TYPES = {
     "u8": "uint8_t",
@@ -46,11 +47,9 @@ def c_format() -> str:
     ]  # fmt: skip
     for enum, names in spec.ENUMS.items():
         entries = [f"CLB_{enum.upper()}_{n.upper()}" for n in (*names, "count")]
-        line = f"enum clb_{enum} {{ {', '.join(entries)} }};"
-        filled = textwrap.wrap(", ".join(entries), 120, initial_indent="    ", subsequent_indent="    ")
-        lines += ["", *([line] if len(line) <= 120 else [f"enum clb_{enum} {{", *filled, "};"])]
+        lines += ["", f"enum clb_{enum} {{ {', '.join(entries)} }};"]
     for r in spec.RECORDS.values():
-        lines += ["", f"/* {r.doc} */", "typedef struct {"]
+        lines += ["", *comment(r.doc), "typedef struct {"]
         named = [f for f in r.fields if r is spec.OP and _first_word(f.name) is not None]
         before = r.fields.index(named[0]) if named else len(r.fields)
         lines += _members(r.fields[:before], "    ")
@@ -67,7 +66,7 @@ def _members(fields: Sequence[spec.Field], indent: str) -> list[str]:
     lines = []
     for kind, some in itertools.groupby(fields, lambda f: _C_TYPES.get(f.type, f"clb_{f.type}")):
         names = ", ".join(f"{f.name}[{f.count}]" if f.count > 1 else f.name for f in some)
-        lines += textwrap.wrap(f"{kind} {names};", 120, initial_indent=indent, subsequent_indent=indent + "    ")
+        lines += textwrap.wrap(f"{kind} {names};", WIDTH, initial_indent=indent, subsequent_indent=indent + "    ")
     return lines
 
 
@@ -88,7 +87,8 @@ def _views() -> list[str]:
             if word.at > at:
                 lines.append(f"            uint32_t unused_{at}[{word.at - at}];")
             size = f"[{word.count}]" if word.count > 1 else ""
-            lines.append(f"            {_C_TYPES[word.type]} {word.name}{size}; /* {word.doc}{_range(word)} */")
+            row = f"            {_C_TYPES[word.type]} {word.name}{size};"
+            lines += aligned([row], [word.doc + _range(word)], " " * 12)
             at = word.at + word.count
         lines.append(f"        }} {view};")
     return lines
@@ -105,7 +105,8 @@ def c_operations() -> str:
         "/* One row for each operation. Generated from src/colibri/format/spec.py. */",
         "#ifndef COLIBRI_OPERATIONS_H", "#define COLIBRI_OPERATIONS_H", "", '#include "format.h"', "",
         "enum clb_trait {",
-        *(f"    CLB_{name.upper()} = 1 << {n}, /* {doc} */" for n, (name, doc) in enumerate(spec.TRAITS.items())), "};",
+        *aligned([f"    CLB_{name.upper()} = 1 << {n}," for n, name in enumerate(spec.TRAITS)],
+                 list(spec.TRAITS.values())), "};",
     ]  # fmt: skip
     rows = [(o.name.upper(), o.proof, f"CLB_{o.functions.upper()}_COUNT" if o.functions else "UINT16_MAX + 1",
              " | ".join(f"CLB_{trait.upper()}" for trait in o.traits) or "0")
@@ -116,19 +117,26 @@ def c_operations() -> str:
         ("CLB_BATCH_KERNELS", "batch", "what runs all samples of a batch together: code, clb_…"),
     ):
         lines += _x_macro(name, doc, [(o.name.upper(), o.kernel) for o in spec.operations(walk)])
+    records = [f"CLB_RANGES_OF_{record.upper()}" for record in spec.RANGES]
+    records[0] += " = CLB_OP_COUNT"
     lines += ["", "/* Words of a record, of an operation from w0 on, that have a range. */", "typedef struct {",
-              "    uint16_t code; /* an operation's, or CLB_RANGES_OF_LAYER */", "    uint8_t first, count;",
-              "    uint32_t least, most;", "} clb_range;", "enum { CLB_RANGES_OF_LAYER = CLB_OP_COUNT };", "",
-              "#define CLB_RANGES(X)" + " " * 90 + "\\"]  # fmt: skip
-    layer = spec.LAYER.dtype.fields or {}
-    of_layer = [(layer[name][1] // 4, 1, least, most) for name, (least, most) in spec.LAYER_RANGES.items()]
+              "    uint16_t code; /* an operation's, or a record's */", "    uint8_t first, count;",
+              "    uint32_t least, most;", "} clb_range;",
+              f"enum {{ {', '.join(records)} }};", ""]  # fmt: skip
     known = [(f"CLB_OP_{o.name.upper()}", [(w.at, w.count, w.least, w.most) for w in spec.VIEWS[o.view] if _range(w)])
              for o in spec.OPERATIONS]  # fmt: skip
-    ranges = [f"    X({owner}, {at}, {count}, {least}, {most}u)"
-              for owner, own in [*known, ("CLB_RANGES_OF_LAYER", of_layer)]
-              for at, count, least, most in _joined(own)]  # fmt: skip
-    lines += [f"{row:<111}\\" for row in ranges[:-1]] + [ranges[-1]]
+    known += [(f"CLB_RANGES_OF_{record.upper()}", [(*_words(record, field), *fields[field]) for field in fields])
+              for record, fields in spec.RANGES.items()]  # fmt: skip
+    ranges = [f"X({owner}, {at}, {count}, {least}, {most}u)"
+              for owner, own in known for at, count, least, most in _joined(own)]  # fmt: skip
+    lines += macro("CLB_RANGES(X)", ranges)
     return "\n".join([*lines, "", "#endif", ""])
+
+
+def _words(record: str, field: str) -> tuple[int, int]:
+    """Where a field is in its record, in words of 32 bits, and how many it has."""
+    at = (spec.RECORDS[record].dtype.fields or {})[field][1]
+    return int(at) // 4, next(f.count for f in spec.RECORDS[record].fields if f.name == field)
 
 
 def _joined(ranges: Sequence[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
@@ -145,15 +153,15 @@ def _joined(ranges: Sequence[tuple[int, int, int, int]]) -> list[tuple[int, int,
 
 def _x_macro(name: str, doc: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
     """A macro that hands each row to another."""
-    calls = [f"    X({', '.join(row)})" for row in rows]
-    return ["", f"/* {doc} */", f"#define {name + '(X)':<103}\\", *(f"{row:<111}\\" for row in calls[:-1]), calls[-1]]
+    return ["", *comment(doc), *macro(f"{name}(X)", [f"X({', '.join(row)})" for row in rows])]
 
 
 def c_errors() -> str:
     """The enumeration of colibri.h."""
     return "\n".join(
-        f"    COLIBRI_{'OK' if name == 'OK' else f'ERR_{name}'} = {n},".ljust(34) + f"/* {text} */"
+        line
         for n, (name, text) in enumerate(spec.ERRORS)
+        for line in (*comment(text, "    "), f"    COLIBRI_{'OK' if name == 'OK' else f'ERR_{name}'} = {n},")
     )
 
 
@@ -274,6 +282,7 @@ def generated(root: Path) -> dict[Path, str]:
         pattern = re.compile(re.escape(begin) + r".*?" + r"([ \t]*)" + re.escape(end), re.S)
         body = f"{begin}\n{text}\n"
         files[root / path] = pattern.sub(lambda m, body=body, end=end: f"{body}{m[1]}{end}", old)  # type: ignore[misc]
+    files = {p: formatted(text, p) if p.suffix == ".h" else text for p, text in files.items()}
     format_page = root / "docs/format.md"
     for name, version in (("model", spec.FORMAT_VERSION), ("tokenizer", tokenizer_spec.FORMAT_VERSION)):
         said = rf"(`{name}\.bin`, format version )\d+"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Sequence
-
 from colibri.format import tokenizer_spec as spec
 from colibri.format.spec import Record, field_dtype
+from tools.c_text import aligned, comment, macro
 
-_WIDTH = 100
 _C_TYPES = {"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t"}
 
 
 def c_format() -> str:
     """The content of engine/lm/tokenizer_format.h."""
     lines = [
-        *_comment("The bytes of tokenizer.bin. Generated from colibri.format.tokenizer_spec; see docs/format.md."),
+        *comment("The bytes of tokenizer.bin. Generated from colibri.format.tokenizer_spec; see docs/format.md."),
         "#ifndef COLIBRI_LM_TOKENIZER_FORMAT_H", "#define COLIBRI_LM_TOKENIZER_FORMAT_H", "",
         '#include "format/format.h"', "",
         f'#define TOKENIZER_MAGIC "{spec.MAGIC.decode()}"', f"#define TOKENIZER_VERSION {spec.FORMAT_VERSION}u",
@@ -23,48 +20,30 @@ def c_format() -> str:
     lines += _constants("Limits.", {n: str(value) for n, (value, _) in spec.LIMITS.items()}, spec.LIMITS)
     lines += _constants("Hashes.", {n: f"0x{value:08X}" for n, (value, _) in spec.HASHES.items()}, spec.HASHES)
     for field, names in spec.NAMES.items():
-        lines += ["", *_comment(f"{'Bits' if names.bits else 'Values'} {names.doc}."), f"enum clb_tok_{field} {{"]
+        lines += ["", *comment(f"{'Bits' if names.bits else 'Values'} {names.doc}."), f"enum clb_tok_{field} {{"]
         rows = [f"    {field.upper()}_{n.upper()} = {names[n]}," for n in names.meanings]
         last = f"ALL = {names.most}" if names.bits else f"COUNT = {names.most + 1}"
-        lines += [*_aligned(rows, list(names.meanings.values())), f"    {field.upper()}_{last}", "};"]
+        lines += [*aligned(rows, list(names.meanings.values())), f"    {field.upper()}_{last}", "};"]
     for r in spec.RECORDS.values():
-        lines += ["", *_comment(r.doc), "typedef struct {", *_members(r), f"}} CLB_ALIAS clb_tok_{r.name};"]
+        lines += ["", *comment(r.doc), "typedef struct {", *_members(r), f"}} CLB_ALIAS clb_tok_{r.name};"]
         lines += [f'_Static_assert(sizeof(clb_tok_{r.name}) == {r.bytes}, "no padding");']
-    lines += ["", *_comment("Fields of the header that have a range: name, least, most.")]
-    lines += _macro("CLB_TOK_RANGES(RANGE)", [f"RANGE({n}, {least}u, {most}u)"
+    lines += ["", *comment("Fields of the header that have a range: name, least, most.")]
+    lines += macro("CLB_TOK_RANGES(RANGE)", [f"RANGE({n}, {least}u, {most}u)"
                                               for n, (least, most) in spec.RANGES.items()])  # fmt: skip
-    lines += ["", *_comment("Sections in their order: name, type of an element, the flag they belong to or 0, number "
+    lines += ["", *comment("Sections in their order: name, type of an element, the flag they belong to or 0, number "
                             "of elements by `head`, whose fields are in their ranges.")]  # fmt: skip
-    lines += _macro("CLB_TOK_SECTIONS(SECTION)", [_section(s) for s in spec.SECTIONS])
+    lines += macro("CLB_TOK_SECTIONS(SECTION)", [_section(s) for s in spec.SECTIONS])
     return "\n".join([*lines, "", "#endif", ""])
-
-
-def _comment(text: str, indent: str = "") -> list[str]:
-    """A comment of as few lines as it needs."""
-    return textwrap.wrap(f"/* {text} */", _WIDTH, initial_indent=indent, subsequent_indent=f"{indent} * ")
-
-
-def _aligned(rows: Sequence[str], meanings: Sequence[str]) -> list[str]:
-    """Rows, each with what it means: behind all of them, or before each where one would be too long."""
-    width = max(map(len, rows)) + 1
-    if all(width + len(f"/* {meaning} */") <= _WIDTH for meaning in meanings):
-        return [f"{row:<{width}}/* {meaning} */" for row, meaning in zip(rows, meanings, strict=True)]
-    return [line for row, meaning in zip(rows, meanings, strict=True) for line in [*_comment(meaning, "    "), row]]
 
 
 def _constants(title: str, values: dict[str, str], table: dict[str, tuple[int, str]]) -> list[str]:
     rows = [f"#define {name} {value}u" for name, value in values.items()]
-    return ["", f"/* {title} */", *_aligned(rows, [meaning for _, meaning in table.values()])]
+    return ["", f"/* {title} */", *aligned(rows, [meaning for _, meaning in table.values()], "")]
 
 
 def _members(record: Record) -> list[str]:
     rows = [f"    {_C_TYPES[f.type]} {f.name}{f'[{f.count}]' if f.count > 1 else ''};" for f in record.fields]
-    return _aligned(rows, [f.doc.replace("`", "").replace("−", "-") for f in record.fields])
-
-
-def _macro(head: str, rows: Sequence[str]) -> list[str]:
-    lines = [f"#define {head}", *(f"    {row}" for row in rows)]
-    return [*(f"{line:<{_WIDTH - 1}}\\" for line in lines[:-1]), lines[-1]]
+    return aligned(rows, [f.doc.replace("`", "").replace("−", "-") for f in record.fields])
 
 
 def _section(section: spec.Section) -> str:

@@ -1,5 +1,6 @@
-/* What every variant is measured with: it forecasts all rows, and prints the bytes of stack and the instructions of the
- * costliest forecast, then each output's bits. A variant is `peer_start`, called once, and `peer_forecast`. */
+/* What every variant is measured with: it forecasts all rows, and prints the bytes of stack and the
+ * instructions of the costliest forecast, then each output's bits. A variant is `peer_start`,
+ * called once, and `peer_forecast`. */
 #include "harness.h"
 #include "board.h"
 #include "rows.h" /* const float rows[ROWS][FEATURES] */
@@ -10,16 +11,15 @@ static const uint32_t paint = 0xA5C3965Au;
 
 static float outputs[ROWS];
 
-/* The stack pointer of the caller, which is that of every forecast: this one and the forecasts are its only calls. */
-static inline uint32_t *stack_pointer(void)
-{
+/* The stack pointer of the caller, which is that of every forecast: this one and the forecasts are
+ * its only calls. */
+static inline uint32_t *stack_pointer(void) {
     uint32_t *here;
     __asm__ volatile("mov %0, sp" : "=r"(here));
     return here;
 }
 
-int main(void)
-{
+int main(void) {
     if (peer_start() != 0) {
         board_print("no model\n");
         return 1;

@@ -296,8 +296,8 @@ The storyteller (`examples/storyteller`), {quality["tokens"]:,} tokens of its va
 
 {table(head, rows)}
 
-- *E* is the residual of the exporter, with the share of bytes it takes; *float activations*: products with float32
-  instead of 8-bit activations.
+- *E* are the sparse outliers of the exporter, with the share of bytes they take; *float activations*: products with
+  float32 instead of 8-bit activations.
 - *llama.cpp* rows are GGUF files of the same weights, quantised by `llama_model_quantize` (pure) and computed by
   llama.cpp, with 8-bit activations. This model's down projections have rows of 48, which no format of blocks of 32
   holds: llama.cpp leaves them in 16 bits. The rows *in blocks* are the same formats by the `gguf` package, every

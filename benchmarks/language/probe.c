@@ -1,21 +1,20 @@
-/* The two limits that matter here, in a second or two, so that they can be measured between other samples: reading from
- * memory and the peak of int8 arithmetic, one and two threads. The kernels are those of ../limits/limits.c.
+/* The two limits that matter here, in a second or two, so that they can be measured between other
+ * samples: reading from memory and the peak of int8 arithmetic, one and two threads. The kernels
+ * are those of ../limits/limits.c.
  *
  *     probe SAMPLES */
 #define main limits_main
 #include "../limits/limits.c"
 #undef main
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
 #if !defined(__AVX2__) || !defined(__FMA__)
     return limits_main();
 #else
     int samples = argc > 1 && atoi(argv[1]) < MAX_SAMPLES ? atoi(argv[1]) : MAX_SAMPLES;
     size_t memory = (size_t)1 << 30;
     uint8_t *data = mmap(NULL, memory, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED)
-        return 1;
+    if (data == MAP_FAILED) return 1;
     madvise(data, memory, MADV_HUGEPAGE);
     for (size_t i = 0; i < memory; i += 8)
         *(uint64_t *)(data + i) = i * 0x9E3779B97F4A7C15u;

@@ -1,4 +1,5 @@
-/* What driver.c needs of a layer; implemented by driver_colibri.c and plain.c. One model a process. */
+/* What driver.c needs of a layer; implemented by driver_colibri.c and plain.c. One model a
+ * process. */
 #ifndef BACKEND_H
 #define BACKEND_H
 

@@ -1,4 +1,5 @@
-/* The Colibri engine as driver.c's backend: model.bin mapped, one context, perhaps a pool of threads. */
+/* The Colibri engine as driver.c's backend: model.bin mapped, one context, perhaps a pool of
+ * threads. */
 #define _GNU_SOURCE
 #include "backend.h"
 #include "colibri_host.h"
@@ -14,8 +15,7 @@
 static colibri_context_t *context;
 static colibri_pool_t pool;
 
-int backend_open(const char *path, int threads)
-{
+int backend_open(const char *path, int threads) {
     struct stat info;
     int file = open(path, O_RDONLY);
     if (file < 0 || fstat(file, &info)) {
@@ -25,7 +25,8 @@ int backend_open(const char *path, int threads)
     size_t bytes = (size_t)info.st_size;
     const uint8_t *model = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, file, 0);
     close(file);
-    int error = model == MAP_FAILED ? COLIBRI_ERR_NULL : colibri_check(model, bytes, COLIBRI_CHECK_STRUCTURE);
+    int error = model == MAP_FAILED ? COLIBRI_ERR_NULL
+                                    : colibri_check(model, bytes, COLIBRI_CHECK_STRUCTURE);
     if (!error) {
         size_t size = colibri_model_size(model);
         void *memory = aligned_alloc(64, (size + 63) / 64 * 64);
@@ -40,23 +41,15 @@ int backend_open(const char *path, int threads)
         context->parallel = colibri_pool_run;
         context->parallel_user = &pool;
     }
-    if (error)
-        fprintf(stderr, "%s: %s\n", path, colibri_error_text(error));
+    if (error) fprintf(stderr, "%s: %s\n", path, colibri_error_text(error));
     return error ? -1 : 0;
 }
 
-int backend_input_size(void)
-{
-    return (int)context->input_size;
-}
+int backend_input_size(void) { return (int)context->input_size; }
 
-int backend_output_size(void)
-{
-    return (int)context->output_size;
-}
+int backend_output_size(void) { return (int)context->output_size; }
 
-void backend_forward(const float *x, float *y, int batch)
-{
+void backend_forward(const float *x, float *y, int batch) {
     colibri_forward(context, x, y, batch);
     if (context->status) {
         fprintf(stderr, "%s\n", colibri_error_text(context->status));

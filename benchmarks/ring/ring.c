@@ -1,6 +1,8 @@
-/* Tokens handed to experts and back, as pointers through rings or as copies, with the same work on them.
+/* Tokens handed to experts and back, as pointers through rings or as copies, with the same work on
+ * them.
  *
- *     ring pointers|copies|work TOKENS WIDTH ROUNDS     work: what both have in common; prints nanoseconds a round */
+ *     ring pointers|copies|work TOKENS WIDTH ROUNDS     work: what both have in common; prints
+ *                                                       nanoseconds a round */
 #define _POSIX_C_SOURCE 200809L
 #include "colibri_ring.h"
 
@@ -21,22 +23,19 @@ static colibri_ring_t rings[EXPERTS];
 static task tasks[MOST];
 
 /* Stands for an expert: reads every input once and writes every output once. */
-static void expert(const float *x, float *y, size_t width, float factor)
-{
+static void expert(const float *x, float *y, size_t width, float factor) {
     for (size_t i = 0; i < width; ++i) {
         y[i] = x[i] * factor;
     }
 }
 
-static double seconds(void)
-{
+static double seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     if (argc != 5) {
         return 1;
     }

@@ -1,4 +1,5 @@
-/* Nanoseconds that routing one token takes beyond the product that made its logits: experts, k, kind, then the time. */
+/* Nanoseconds that routing one token takes beyond the product that made its logits: experts, k,
+ * kind, then the time. */
 #include "core/internal.h"
 
 #include <stdio.h>
@@ -7,15 +8,13 @@
 
 enum { MOST = 512, TOKENS = 256 };
 
-static double now(void)
-{
+static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     static float logits[TOKENS][MOST], keys[4 * MOST], bias[MOST], weights[8];
     static int32_t experts[8];
     if (argc != 4) {

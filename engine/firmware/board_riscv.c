@@ -18,8 +18,7 @@ __asm__(".section .vectors, \"ax\"\n"
         ".previous");
 
 /* The three instructions that a debugger knows, none of them compressed, in one page. */
-int board_semihost(int operation, const void *argument)
-{
+int board_semihost(int operation, const void *argument) {
     register int a0 __asm__("a0") = operation;
     register const void *a1 __asm__("a1") = argument;
     __asm__ volatile(".balign 16\n"
@@ -35,15 +34,13 @@ int board_semihost(int operation, const void *argument)
     return a0;
 }
 
-uint32_t board_clock(void)
-{
+uint32_t board_clock(void) {
     uint32_t instructions;
     __asm__ volatile("csrr %0, minstret" : "=r"(instructions));
     return instructions;
 }
 
-void start(void)
-{
+void start(void) {
     board_memory();
     board_exit(main());
 }

@@ -1,4 +1,5 @@
-/* The model as firmware: on power-up it proves that it answers as it did where it was exported; then it is called. */
+/* The model as firmware: on power-up it proves that it answers as it did where it was exported;
+ * then it is called. */
 #include "board.h"
 #include "colibri.h"
 #include "colibri_inspect.h"
@@ -8,8 +9,7 @@ static _Alignas(64) uint8_t memory[COLIBRI_MODEL_CONTEXT_BYTES];
 /* One row of each; model.h says what is where. */
 static float input[COLIBRI_MODEL_INPUT_SIZE], output[COLIBRI_MODEL_OUTPUT_SIZE];
 
-int main(void)
-{
+int main(void) {
     colibri_context_t *ctx = colibri_init(memory, sizeof memory, colibri_model);
     if (ctx == NULL) {
         board_print("no context\n");

@@ -1,4 +1,5 @@
-/* What the engine uses of a library, for a compiler that brings none. In WebAssembly memory.c defines them. */
+/* What the engine uses of a library, for a compiler that brings none. In WebAssembly memory.c
+ * defines them. */
 #include <stddef.h>
 
 void *memcpy(void *restrict to, const void *restrict from, size_t n);

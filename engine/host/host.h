@@ -14,13 +14,14 @@ typedef struct {
     const clb_layer *layers;
     const clb_expert *experts;
     uint32_t layer_count, expert_count;
-    int64_t changed[2]; /* when the file was last written to: seconds, nanoseconds */
+    int64_t changed[2];  /* when the file was last written to: seconds, nanoseconds */
     int32_t file, guard; /* guard: -1 where there is none */
 } clb_map;
 
 _Static_assert(sizeof(clb_map) <= sizeof(colibri_map_t), "the caller's memory holds the map");
 
-/* The whole pages from the file that expert `e` lies on; 0 bytes where its entry is not within the file. */
+/* The whole pages from the file that expert `e` lies on; 0 bytes where its entry is not within the
+ * file. */
 typedef struct {
     uint8_t *at;
     size_t bytes;

@@ -1,4 +1,5 @@
-/* A pool of threads for one parallel loop at a time: every thread takes the next index from one atomic counter. */
+/* A pool of threads for one parallel loop at a time: every thread takes the next index from one
+ * atomic counter. */
 #define _GNU_SOURCE
 
 #include "colibri_host.h"
@@ -32,8 +33,7 @@ typedef struct {
 
 _Static_assert(sizeof(pool_t) <= sizeof(colibri_pool_t), "the caller's memory holds the pool");
 
-static void pause_briefly(void)
-{
+static void pause_briefly(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -41,24 +41,23 @@ static void pause_briefly(void)
 #endif
 }
 
-static void take_indices(pool_t *p)
-{
-    for (uint32_t i; (i = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed)) < p->count;) {
+static void take_indices(pool_t *p) {
+    for (uint32_t i;
+         (i = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed)) < p->count;) {
         p->task(p->arg, i);
     }
 }
 
-/* Wait for a generation other than `seen`; spinning first, for the next loop of a forward is near. */
-static unsigned await_change(pool_t *p, unsigned seen)
-{
+/* Wait for a generation other than `seen`; spinning first, for the next loop of a forward is
+ * near. */
+static unsigned await_change(pool_t *p, unsigned seen) {
     unsigned now;
     for (int spin = 0; spin < SPINS; ++spin) {
-        if ((now = atomic_load_explicit(&p->generation, memory_order_acquire)) != seen) {
-            return now;
-        }
+        if ((now = atomic_load_explicit(&p->generation, memory_order_acquire)) != seen) return now;
         pause_briefly();
     }
-    /* The caller changes the generation, then looks at `sleeping`; a worker does the reverse: one of them notices. */
+    /* The caller changes the generation, then looks at `sleeping`; a worker does the reverse: one
+     * of them notices. */
     pthread_mutex_lock(&p->mutex);
     atomic_fetch_add(&p->sleeping, 1);
     while ((now = atomic_load(&p->generation)) == seen) {
@@ -69,8 +68,7 @@ static unsigned await_change(pool_t *p, unsigned seen)
     return now;
 }
 
-static void wake_all(pool_t *p)
-{
+static void wake_all(pool_t *p) {
     atomic_fetch_add(&p->generation, 1);
     if (atomic_load(&p->sleeping) > 0) {
         pthread_mutex_lock(&p->mutex);
@@ -79,17 +77,15 @@ static void wake_all(pool_t *p)
     }
 }
 
-static void *work(void *arg)
-{
+static void *work(void *arg) {
     pool_t *p = arg;
     unsigned seen = 0;
     for (;;) {
         seen = await_change(p, seen);
-        if (atomic_load(&p->stopping)) {
-            return NULL;
-        }
-        /* A worker says it is here, then looks; the caller closes, then looks for workers: one of them notices. So the
-         * caller never waits for a worker that has not begun, such as one without a processor. */
+        if (atomic_load(&p->stopping)) return NULL;
+        /* A worker says it is here, then looks; the caller closes, then looks for workers: one of
+         * them notices. So the caller never waits for a worker that has not begun, such as one
+         * without a processor. */
         atomic_fetch_add(&p->working, 1);
         if (atomic_load(&p->open)) {
             take_indices(p);
@@ -98,20 +94,16 @@ static void *work(void *arg)
     }
 }
 
-static int processors(void)
-{
+static int processors(void) {
 #if defined(__linux__)
     cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) {
-        return CPU_COUNT(&set);
-    }
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
 #endif
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
     return online > 0 ? (int)online : 1;
 }
 
-int colibri_pool_start(colibri_pool_t *pool, int threads)
-{
+int colibri_pool_start(colibri_pool_t *pool, int threads) {
     pool_t *p = (pool_t *)(void *)pool;
     const int available = processors();
     int wanted = threads < 1 || threads > available ? available : threads;
@@ -129,10 +121,11 @@ int colibri_pool_start(colibri_pool_t *pool, int threads)
     return p->threads;
 }
 
-void colibri_pool_run(void *user, void (*task)(void *arg, uint32_t index), void *arg, uint32_t count)
-{
+void colibri_pool_run(void *user, void (*task)(void *arg, uint32_t index), void *arg,
+                      uint32_t count) {
     pool_t *p = user;
-    if (p->threads == 1 || p->owner != getpid() || atomic_flag_test_and_set_explicit(&p->busy, memory_order_acquire)) {
+    if (p->threads == 1 || p->owner != getpid() ||
+        atomic_flag_test_and_set_explicit(&p->busy, memory_order_acquire)) {
         for (uint32_t i = 0; i < count; ++i) {
             task(arg, i);
         }
@@ -156,8 +149,7 @@ void colibri_pool_run(void *user, void (*task)(void *arg, uint32_t index), void 
     atomic_flag_clear_explicit(&p->busy, memory_order_release);
 }
 
-void colibri_pool_stop(colibri_pool_t *pool)
-{
+void colibri_pool_stop(colibri_pool_t *pool) {
     pool_t *p = (pool_t *)(void *)pool;
     if (p->threads > 1 && p->owner == getpid()) {
         atomic_store(&p->stopping, 1);

@@ -1,5 +1,6 @@
-/* Experts read into memory before they are used. A forward puts announced experts into a ring, which takes no system
- * call; threads of the prefetcher's own take them out and have the kernel read their pages. */
+/* Experts read into memory before they are used. A forward puts announced experts into a ring,
+ * which takes no system call; threads of the prefetcher's own take them out and have the kernel
+ * read their pages. */
 #define _GNU_SOURCE
 
 #include "host.h"
@@ -23,10 +24,12 @@
 #endif
 
 enum {
-    WAITING = 256,       /* announcements */
-    WINDOW = 1024,       /* experts whose duplicates are looked for at once */
-    CHUNK = 1 << 21,     /* bytes waited for at once */
-    ASKED = 1 << 17,     /* bytes asked for at once: of more, Linux reads no further than the disk's read-ahead */
+    WAITING = 256,   /* announcements */
+    WINDOW = 1024,   /* experts whose duplicates are looked for at once */
+    CHUNK = 1 << 21, /* bytes waited for at once */
+    ASKED = 1
+        /* bytes asked for at once: of more, Linux reads no further than the disk's read-ahead */
+        << 17,
     PAGES = CHUNK >> 12, /* at most: pages are of 4 KB or larger */
     BUSY_LOOKS = 2000,   /* for announcements, every 50 µs, before looking less often */
 };
@@ -43,33 +46,29 @@ typedef struct {
     pthread_t workers[COLIBRI_PREFETCH_MOST];
 } prefetcher;
 
-_Static_assert(sizeof(prefetcher) <= sizeof(colibri_prefetch_t), "the caller's memory holds the prefetcher");
+_Static_assert(sizeof(prefetcher) <= sizeof(colibri_prefetch_t),
+               "the caller's memory holds the prefetcher");
 
-static void add(atomic_ullong *count, uint64_t n)
-{
+static void add(atomic_ullong *count, uint64_t n) {
     atomic_fetch_add_explicit(count, n, memory_order_relaxed);
 }
 
-static uint64_t look(const atomic_ullong *count)
-{
+static uint64_t look(const atomic_ullong *count) {
     return atomic_load_explicit(count, memory_order_relaxed);
 }
 
-static uint64_t now(void)
-{
+static uint64_t now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-static uint64_t major_faults(int whose)
-{
+static uint64_t major_faults(int whose) {
     struct rusage usage;
     return getrusage(whose, &usage) == 0 ? (uint64_t)usage.ru_majflt : 0;
 }
 
-static uint64_t missing_pages(clb_pages chunk, size_t page)
-{
+static uint64_t missing_pages(clb_pages chunk, size_t page) {
     unsigned char in_memory[PAGES];
     uint64_t missing = 0;
     if (mincore(chunk.at, chunk.bytes, in_memory) == 0) {
@@ -80,16 +79,15 @@ static uint64_t missing_pages(clb_pages chunk, size_t page)
     return missing;
 }
 
-static clb_pages chunk_at(clb_pages pages, size_t offset, size_t most)
-{
+static clb_pages chunk_at(clb_pages pages, size_t offset, size_t most) {
     const size_t left = pages.bytes - offset;
     return (clb_pages){pages.at + offset, left < most ? left : most};
 }
 
-/* The expert's pages and no others: requests for all of them, then the wait for each chunk. Asks even for what seems to
- * be in memory: Linux shows that only to the file's owner, and to others that all of it is. */
-static void fetch(prefetcher *p, const clb_expert *e)
-{
+/* The expert's pages and no others: requests for all of them, then the wait for each chunk. Asks
+ * even for what seems to be in memory: Linux shows that only to the file's owner, and to others
+ * that all of it is. */
+static void fetch(prefetcher *p, const clb_expert *e) {
     const clb_pages pages = clb_expert_pages(p->map, e);
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const uint64_t start = now();
@@ -102,10 +100,15 @@ static void fetch(prefetcher *p, const clb_expert *e)
         const clb_pages chunk = chunk_at(pages, done, ASKED);
         failed |= madvise(chunk.at, chunk.bytes, MADV_WILLNEED) != 0;
     }
-    for (size_t done = 0; done < pages.bytes && !atomic_load_explicit(&p->stopping, memory_order_relaxed); done += CHUNK) {
+    for (size_t done = 0;
+         done < pages.bytes && !atomic_load_explicit(&p->stopping, memory_order_relaxed);
+         done += CHUNK) {
         const clb_pages chunk = chunk_at(pages, done, CHUNK);
         if (madvise(chunk.at, chunk.bytes, MADV_POPULATE_READ) != 0) {
-            failed |= errno != EINVAL; /* an older kernel: it is reading, and the forward waits for what it comes to */
+            failed |=
+                errno !=
+                /* an older kernel: it is reading, and the forward waits for what it comes to */
+                EINVAL;
             break;
         }
     }
@@ -116,16 +119,17 @@ static void fetch(prefetcher *p, const clb_expert *e)
     add(&p->finished, 1);
 }
 
-static void *work(void *arg)
-{
+static void *work(void *arg) {
     prefetcher *p = arg;
     const int number = atomic_fetch_add(&p->threads, 1);
-    const struct timespec soon = {.tv_nsec = 50000}, later = {.tv_nsec = 1000000};
+    const struct timespec soon = {.tv_nsec = 50000};
+    const struct timespec later = {.tv_nsec = 1000000};
     for (int looks = 0; !atomic_load_explicit(&p->stopping, memory_order_relaxed);) {
         const clb_expert *e = colibri_ring_pop(&p->ring);
         if (e != NULL) {
             fetch(p, e);
-            atomic_store_explicit(&p->own_faults[number], major_faults(RUSAGE_THREAD), memory_order_relaxed);
+            atomic_store_explicit(&p->own_faults[number], major_faults(RUSAGE_THREAD),
+                                  memory_order_relaxed);
             looks = 0;
         } else {
             /* To be woken would take a system call of the forward. */
@@ -136,10 +140,9 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* Whether page faults on experts read ahead. While experts are fetched whole they must not: what lies behind an expert is
- * another one, which nobody asked for. */
-static void advise_experts(const clb_map *m, int advice)
-{
+/* Whether page faults on experts read ahead. While experts are fetched whole they must not: what
+ * lies behind an expert is another one, which nobody asked for. */
+static void advise_experts(const clb_map *m, int advice) {
     const clb_header *h = (const clb_header *)(const void *)m->model;
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const size_t from = (size_t)(h->meta_bytes + h->shared_bytes + page - 1) / page * page;
@@ -148,20 +151,20 @@ static void advise_experts(const clb_map *m, int advice)
     }
 }
 
-int colibri_prefetch_start(colibri_prefetch_t *prefetch, colibri_map_t *map, int threads)
-{
+int colibri_prefetch_start(colibri_prefetch_t *prefetch, colibri_map_t *map, int threads) {
     prefetcher *p = (prefetcher *)(void *)prefetch;
     const clb_map *m = (const clb_map *)(const void *)map;
-    if (prefetch == NULL || map == NULL || m->model == NULL) {
-        return COLIBRI_ERR_NULL;
-    }
+    if (prefetch == NULL || map == NULL || m->model == NULL) return COLIBRI_ERR_NULL;
     memset(p, 0, sizeof *p);
     colibri_ring_init(&p->ring, p->slots, WAITING);
     p->map = m;
     p->faults_before = major_faults(RUSAGE_SELF);
-    const int wanted = threads < 1 ? 1 : threads > COLIBRI_PREFETCH_MOST ? COLIBRI_PREFETCH_MOST : threads;
+    const int wanted = threads < 1                       ? 1
+                       : threads > COLIBRI_PREFETCH_MOST ? COLIBRI_PREFETCH_MOST
+                                                         : threads;
     /* The caller's signals are not for these threads; what a fault raises cannot be blocked. */
-    sigset_t all, before;
+    sigset_t all;
+    sigset_t before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int started = 0;
@@ -184,9 +187,10 @@ int colibri_prefetch_start(colibri_prefetch_t *prefetch, colibri_map_t *map, int
     return COLIBRI_OK;
 }
 
-/* Announce experts `first + experts[i]`, each once and in the order a forward runs them; `limit` of them there are. */
-static void announce(prefetcher *p, uint32_t first, uint32_t limit, const int32_t *experts, size_t count)
-{
+/* Announce experts `first + experts[i]`, each once and in the order a forward runs them; `limit` of
+ * them there are. */
+static void announce(prefetcher *p, uint32_t first, uint32_t limit, const int32_t *experts,
+                     size_t count) {
     add(&p->late, look(&p->announced) - look(&p->dropped) - look(&p->finished));
     for (uint32_t window = 0; window < limit; window += WINDOW) {
         uint64_t chosen[WINDOW / 64] = {0};
@@ -206,28 +210,24 @@ static void announce(prefetcher *p, uint32_t first, uint32_t limit, const int32_
     }
 }
 
-void colibri_prefetch_announce(void *user, int layer, const int32_t *experts, int tokens, int k)
-{
+void colibri_prefetch_announce(void *user, int layer, const int32_t *experts, int tokens, int k) {
     prefetcher *p = user;
-    if (p->map == NULL || layer < 0 || (uint32_t)layer >= p->map->layer_count) {
-        return;
-    }
+    if (p->map == NULL || layer < 0 || (uint32_t)layer >= p->map->layer_count) return;
     const clb_layer *l = &p->map->layers[layer];
-    if (l->first_expert <= p->map->expert_count && l->experts <= p->map->expert_count - l->first_expert) {
+    if (l->first_expert <= p->map->expert_count &&
+        l->experts <= p->map->expert_count - l->first_expert) {
         announce(p, l->first_expert, l->experts, experts, (size_t)tokens * (size_t)k);
     }
 }
 
-void colibri_prefetch_experts(colibri_prefetch_t *prefetch, const int32_t *experts, int count)
-{
+void colibri_prefetch_experts(colibri_prefetch_t *prefetch, const int32_t *experts, int count) {
     prefetcher *p = (prefetcher *)(void *)prefetch;
     if (p->map != NULL && count > 0) {
         announce(p, 0, p->map->expert_count, experts, (size_t)count);
     }
 }
 
-void colibri_prefetch_count(const colibri_prefetch_t *prefetch, colibri_prefetch_counts_t *counts)
-{
+void colibri_prefetch_count(const colibri_prefetch_t *prefetch, colibri_prefetch_counts_t *counts) {
     const prefetcher *p = (const prefetcher *)(const void *)prefetch;
     counts->announced = look(&p->announced);
     counts->dropped = look(&p->dropped);
@@ -244,8 +244,7 @@ void colibri_prefetch_count(const colibri_prefetch_t *prefetch, colibri_prefetch
     }
 }
 
-void colibri_prefetch_stop(colibri_prefetch_t *prefetch)
-{
+void colibri_prefetch_stop(colibri_prefetch_t *prefetch) {
     prefetcher *p = (prefetcher *)(void *)prefetch;
     atomic_store(&p->stopping, 1);
     for (int n = atomic_exchange(&p->threads, 0); n > 0; --n) {
@@ -259,16 +258,14 @@ void colibri_prefetch_stop(colibri_prefetch_t *prefetch)
 
 #else
 
-int colibri_prefetch_start(colibri_prefetch_t *prefetch, colibri_map_t *map, int threads)
-{
+int colibri_prefetch_start(colibri_prefetch_t *prefetch, colibri_map_t *map, int threads) {
     (void)prefetch;
     (void)map;
     (void)threads;
     return COLIBRI_ERR_UNSUPPORTED;
 }
 
-void colibri_prefetch_announce(void *user, int layer, const int32_t *experts, int tokens, int k)
-{
+void colibri_prefetch_announce(void *user, int layer, const int32_t *experts, int tokens, int k) {
     (void)user;
     (void)layer;
     (void)experts;
@@ -276,22 +273,17 @@ void colibri_prefetch_announce(void *user, int layer, const int32_t *experts, in
     (void)k;
 }
 
-void colibri_prefetch_experts(colibri_prefetch_t *prefetch, const int32_t *experts, int count)
-{
+void colibri_prefetch_experts(colibri_prefetch_t *prefetch, const int32_t *experts, int count) {
     (void)prefetch;
     (void)experts;
     (void)count;
 }
 
-void colibri_prefetch_count(const colibri_prefetch_t *prefetch, colibri_prefetch_counts_t *counts)
-{
+void colibri_prefetch_count(const colibri_prefetch_t *prefetch, colibri_prefetch_counts_t *counts) {
     (void)prefetch;
     *counts = (colibri_prefetch_counts_t){0};
 }
 
-void colibri_prefetch_stop(colibri_prefetch_t *prefetch)
-{
-    (void)prefetch;
-}
+void colibri_prefetch_stop(colibri_prefetch_t *prefetch) { (void)prefetch; }
 
 #endif

@@ -1,7 +1,8 @@
-/* Colibri, optional, for hosts: a thread pool for colibri_context_t.parallel (POSIX threads), and on Linux model files
- * mapped into memory, with experts fetched ahead, locked and released. In its own library, libcolibri_host.a, to be linked
- * before libcolibri; the engine knows nothing of it. No heap: what lives longer than a call is in the caller's memory.
- * docs/memory.md says which of it pays, and when. */
+/* Colibri, optional, for hosts: a thread pool for colibri_context_t.parallel (POSIX threads), and
+ * on Linux model files mapped into memory, with experts fetched ahead, locked and released. In its
+ * own library, libcolibri_host.a, to be linked before libcolibri; the engine knows nothing of it.
+ * No heap: what lives longer than a call is in the caller's memory. docs/memory.md says which of it
+ * pays, and when. */
 #ifndef COLIBRI_HOST_H
 #define COLIBRI_HOST_H
 
@@ -27,19 +28,22 @@ typedef struct colibri_pool {
     uint64_t words[256];
 } colibri_pool_t;
 
-/* Start threads - 1 workers; 0 means as many threads as this process may use processors, and no more are ever started.
- * Returns the threads the pool has, the caller's included: 1 where no worker could be started. Workers wait spinning for
- * a few microseconds, then asleep. */
+/* Start threads - 1 workers; 0 means as many threads as this process may use processors, and no
+ * more are ever started. Returns the threads the pool has, the caller's included: 1 where no worker
+ * could be started. Workers wait spinning for a few microseconds, then asleep. */
 COLIBRI_API int colibri_pool_start(colibri_pool_t *pool, int threads);
 
-/* A colibri_parallel_hook; `user` is the pool. Several contexts may share a pool: while one uses it, the others' work is
- * done by their own threads alone. In a child after fork, which has no workers, the caller does all the work. */
-COLIBRI_API void colibri_pool_run(void *user, void (*task)(void *arg, uint32_t index), void *arg, uint32_t count);
+/* A colibri_parallel_hook; `user` is the pool. Several contexts may share a pool: while one uses
+ * it, the others' work is done by their own threads alone. In a child after fork, which has no
+ * workers, the caller does all the work. */
+COLIBRI_API void colibri_pool_run(void *user, void (*task)(void *arg, uint32_t index), void *arg,
+                                  uint32_t count);
 
 /* End the workers and wait for them. */
 COLIBRI_API void colibri_pool_stop(colibri_pool_t *pool);
 
-/* --- a model file, mapped: Linux; elsewhere every call below that returns an error returns COLIBRI_ERR_UNSUPPORTED ---
+/* --- a model file, mapped: Linux; elsewhere every call below that returns an error returns
+ * COLIBRI_ERR_UNSUPPORTED ---
  *
  *     static colibri_map_t map;
  *     int error = colibri_map_open(&map, "model.bin", COLIBRI_MAP_WEIGHTS);
@@ -48,14 +52,18 @@ COLIBRI_API void colibri_pool_stop(colibri_pool_t *pool);
  *     if (colibri_map_status(&map) != COLIBRI_OK) { … }   // y is not to be used
  *     colibri_map_close(&map);                            // after the last use of the model
  *
- * The metadata (header, program, directories) is copied into memory of its own before it is checked; only weights are
- * mapped. So whatever happens to the file, a forward stays inside its memory: weights are never followed as addresses. */
+ * The metadata (header, program, directories) is copied into memory of its own before it is
+ * checked; only weights are mapped. So whatever happens to the file, a forward stays inside its
+ * memory: weights are never followed as addresses. */
 
-/* What colibri_map_open does; 0 for the default: the structure is checked and the mapping guarded. */
+/* What colibri_map_open does; 0 for the default: the structure is checked and the mapping
+ * guarded. */
 enum colibri_map_options {
-    COLIBRI_MAP_WEIGHTS = 1,   /* check every weight's checksum too: reads the whole file */
-    COLIBRI_MAP_UNCHECKED = 2, /* check the header and the file's length only; colibri_init checks the structure */
-    COLIBRI_MAP_UNGUARDED = 4  /* leave SIGBUS alone: reading a page that the file has lost ends the process */
+    COLIBRI_MAP_WEIGHTS = 1, /* check every weight's checksum too: reads the whole file */
+    COLIBRI_MAP_UNCHECKED =
+        2, /* check the header and the file's length only; colibri_init checks the structure */
+    COLIBRI_MAP_UNGUARDED =
+        4 /* leave SIGBUS alone: reading a page that the file has lost ends the process */
 };
 
 /* A map's memory, the caller's; 8-byte aligned; must not move. The content is the map's own. */
@@ -63,20 +71,23 @@ typedef struct colibri_map {
     uint64_t words[16];
 } colibri_map_t;
 
-/* Map the model file at `path`. `options` are enum colibri_map_options, added up. Returns COLIBRI_OK or why not: then
- * nothing is mapped or open; after COLIBRI_ERR_OPEN_FAILED and COLIBRI_ERR_MMAP_FAILED errno says more.
+/* Map the model file at `path`. `options` are enum colibri_map_options, added up. Returns
+ * COLIBRI_OK or why not: then nothing is mapped or open; after COLIBRI_ERR_OPEN_FAILED and
+ * COLIBRI_ERR_MMAP_FAILED errno says more.
  *
- * The guard is a handler of SIGBUS, installed with the first guarded map of the process and removed with the last. A page
- * that the file has lost, or the medium cannot read, then reads as zeros and colibri_map_status says so; a fault anywhere
- * else goes to the handler that was there before. At most 64 guarded maps at a time. */
+ * The guard is a handler of SIGBUS, installed with the first guarded map of the process and removed
+ * with the last. A page that the file has lost, or the medium cannot read, then reads as zeros and
+ * colibri_map_status says so; a fault anywhere else goes to the handler that was there before. At
+ * most 64 guarded maps at a time. */
 COLIBRI_API int colibri_map_open(colibri_map_t *map, const char *path, int options);
 
 /* The model, for colibri_init; NULL where nothing is mapped. */
 COLIBRI_API const uint8_t *colibri_map_model(const colibri_map_t *map);
 
-/* Ask after a forward and before its output is used: COLIBRI_OK; COLIBRI_ERR_TRUNCATED, COLIBRI_ERR_READ_FAILED: weights
- * were or may have been read as zeros; COLIBRI_ERR_CHANGED: the file was written to since it was opened, so a forward may
- * have read either content. One system call. */
+/* Ask after a forward and before its output is used: COLIBRI_OK; COLIBRI_ERR_TRUNCATED,
+ * COLIBRI_ERR_READ_FAILED: weights were or may have been read as zeros; COLIBRI_ERR_CHANGED: the
+ * file was written to since it was opened, so a forward may have read either content. One system
+ * call. */
 COLIBRI_API int colibri_map_status(const colibri_map_t *map);
 
 /* Unmap. Prefetching is stopped, and nobody uses the model any more. */
@@ -88,21 +99,27 @@ typedef struct colibri_progress {
     uint64_t bytes;  /* theirs, in whole pages */
 } colibri_progress_t;
 
-/* Experts below are numbered as in the expert directory, 0 … colibri_get_num_experts() - 1: layer after layer, in the
- * order the layers run. Calls work through the list, stop at the first failure and say how far they came; `done` may be
- * NULL. */
+/* Experts below are numbered as in the expert directory, 0 … colibri_get_num_experts() - 1: layer
+ * after layer, in the order the layers run. Calls work through the list, stop at the first failure
+ * and say how far they came; `done` may be NULL. */
 
-/* Read experts and keep them in memory (mlock). COLIBRI_ERR_LOCK_LIMIT: RLIMIT_MEMLOCK, often 8 MB, allows no more. */
-COLIBRI_API int colibri_map_lock(colibri_map_t *map, const int32_t *experts, int count, colibri_progress_t *done);
-COLIBRI_API int colibri_map_unlock(colibri_map_t *map, const int32_t *experts, int count, colibri_progress_t *done);
+/* Read experts and keep them in memory (mlock). COLIBRI_ERR_LOCK_LIMIT: RLIMIT_MEMLOCK, often 8 MB,
+ * allows no more. */
+COLIBRI_API int colibri_map_lock(colibri_map_t *map, const int32_t *experts, int count,
+                                 colibri_progress_t *done);
+COLIBRI_API int colibri_map_unlock(colibri_map_t *map, const int32_t *experts, int count,
+                                   colibri_progress_t *done);
 
-/* Give back the memory of experts that will not be used for some time; the next use reads them again. The page cache gives
- * up what nobody maps in blocks of up to 2 MB: a block may stay for the sake of a neighbour, or take along one that is
- * cached but not mapped. Locked experts are refused: COLIBRI_ERR_RELEASE_FAILED. */
-COLIBRI_API int colibri_map_release(colibri_map_t *map, const int32_t *experts, int count, colibri_progress_t *done);
+/* Give back the memory of experts that will not be used for some time; the next use reads them
+ * again. The page cache gives up what nobody maps in blocks of up to 2 MB: a block may stay for the
+ * sake of a neighbour, or take along one that is cached but not mapped. Locked experts are refused:
+ * COLIBRI_ERR_RELEASE_FAILED. */
+COLIBRI_API int colibri_map_release(colibri_map_t *map, const int32_t *experts, int count,
+                                    colibri_progress_t *done);
 
-/* Ask for huge pages for all weights, before they are read. COLIBRI_ERR_HUGE_PAGES: this process gets none. Otherwise
- * the file system decides where it gives them; FilePmdMapped in /proc/self/smaps says how many there are. */
+/* Ask for huge pages for all weights, before they are read. COLIBRI_ERR_HUGE_PAGES: this process
+ * gets none. Otherwise the file system decides where it gives them; FilePmdMapped in
+ * /proc/self/smaps says how many there are. */
 COLIBRI_API int colibri_map_huge_pages(colibri_map_t *map);
 
 /* --- experts fetched ahead, by threads of their own ---
@@ -116,36 +133,48 @@ COLIBRI_API int colibri_map_huge_pages(colibri_map_t *map);
 
 #define COLIBRI_PREFETCH_MOST 8 /* threads */
 
-/* A prefetcher's memory, the caller's; 8-byte aligned; must not move. The content is the prefetcher's own. */
+/* A prefetcher's memory, the caller's; 8-byte aligned; must not move. The content is the
+ * prefetcher's own. */
 typedef struct colibri_prefetch {
     uint64_t words[384];
 } colibri_prefetch_t;
 
-/* Start 1 … COLIBRI_PREFETCH_MOST threads that read announced experts into memory. They look for announcements every
- * 50 µs, after a tenth of a second without any every millisecond. All threads start, or none. Meanwhile a page fault on an
- * expert reads one page and not those behind it: announce every expert, or start nothing. One prefetcher a map. */
-COLIBRI_API int colibri_prefetch_start(colibri_prefetch_t *prefetch, colibri_map_t *map, int threads);
+/* Start 1 … COLIBRI_PREFETCH_MOST threads that read announced experts into memory. They look for
+ * announcements every 50 µs, after a tenth of a second without any every millisecond. All threads
+ * start, or none. Meanwhile a page fault on an expert reads one page and not those behind it:
+ * announce every expert, or start nothing. One prefetcher a map. */
+COLIBRI_API int colibri_prefetch_start(colibri_prefetch_t *prefetch, colibri_map_t *map,
+                                       int threads);
 
-/* A colibri_route_hook; `user` is the prefetcher, which serves one context (or one thread) at a time. Makes no system
- * call: what finds no room among 256 waiting experts is dropped, and read when it is used. */
-COLIBRI_API void colibri_prefetch_announce(void *user, int layer, const int32_t *experts, int tokens, int k);
+/* A colibri_route_hook; `user` is the prefetcher, which serves one context (or one thread) at a
+ * time. Makes no system call: what finds no room among 256 waiting experts is dropped, and read
+ * when it is used. */
+COLIBRI_API void colibri_prefetch_announce(void *user, int layer, const int32_t *experts,
+                                           int tokens, int k);
 
-/* Announce experts a caller expects to be chosen, by their number in the directory; from the same thread. */
-COLIBRI_API void colibri_prefetch_experts(colibri_prefetch_t *prefetch, const int32_t *experts, int count);
+/* Announce experts a caller expects to be chosen, by their number in the directory; from the same
+ * thread. */
+COLIBRI_API void colibri_prefetch_experts(colibri_prefetch_t *prefetch, const int32_t *experts,
+                                          int count);
 
 /* What has happened since the start. */
 typedef struct colibri_prefetch_counts {
-    uint64_t announced, dropped; /* experts, each once a call; dropped: of those, for want of room */
-    uint64_t late;         /* experts still waiting or being read when the next announcement came */
-    uint64_t hits, misses; /* announced experts found whole in memory, or not. Linux tells only those who own the file or
-                            * may write to it; to others everything is a hit */
-    uint64_t bytes;        /* of pages that were not in memory */
-    uint64_t failures;     /* the system did not read ahead: see colibri_map_status */
-    uint64_t nanoseconds;  /* spent on misses: divided by them, how long before its use an expert must be announced */
-    uint64_t faults;       /* pages the rest of this process waited for (major faults) */
+    uint64_t announced,
+        dropped;   /* experts, each once a call; dropped: of those, for want of room */
+    uint64_t late; /* experts still waiting or being read when the next announcement came */
+    /* announced experts found whole in memory, or not. Linux tells only those who own the file or
+     * may write to it; to others everything is a hit */
+    uint64_t hits, misses;
+    uint64_t bytes;    /* of pages that were not in memory */
+    uint64_t failures; /* the system did not read ahead: see colibri_map_status */
+    uint64_t
+        /* spent on misses: divided by them, how long before its use an expert must be announced */
+        nanoseconds;
+    uint64_t faults; /* pages the rest of this process waited for (major faults) */
 } colibri_prefetch_counts_t;
 
-COLIBRI_API void colibri_prefetch_count(const colibri_prefetch_t *prefetch, colibri_prefetch_counts_t *counts);
+COLIBRI_API void colibri_prefetch_count(const colibri_prefetch_t *prefetch,
+                                        colibri_prefetch_counts_t *counts);
 
 /* Drop what waits, end the threads and wait for them. */
 COLIBRI_API void colibri_prefetch_stop(colibri_prefetch_t *prefetch);

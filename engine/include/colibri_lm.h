@@ -1,7 +1,8 @@
-/* Colibri, optional: language models by tokens. Of a model whose context (ctx->context_tokens) is not 0, an input row is a
- * token's id and an output row its logits; a context holds one text, of which ctx->position tokens have been evaluated.
+/* Colibri, optional: language models by tokens. Of a model whose context (ctx->context_tokens) is
+ * not 0, an input row is a token's id and an output row its logits; a context holds one text, of
+ * which ctx->position tokens have been evaluated.
  *
- *     colibri_lm_evaluate(ctx, prompt, count, logits);              // logits: ctx->output_size floats
+ *     colibri_lm_evaluate(ctx, prompt, count, logits); // ctx->output_size floats
  *     colibri_sampler_t sampler = {.temperature = 0.8f, .top_p = 0.9f, .seed = 1};
  *     int32_t token = colibri_lm_sample(&sampler, logits, (int)ctx->output_size, scratch);
  *
@@ -19,39 +20,49 @@ extern "C" {
  *   tokens  ids, 0 … vocabulary - 1
  *   count   at least 1; any number that fits the context: they run in chunks of ctx->max_batch
  *   logits  float32, ctx->output_size of them
- * Returns an enum colibri_error. On COLIBRI_ERR_NULL, _BATCH (no token), _TOKEN (also of a model whose rows are more than an id)
- * and _CONTEXT nothing has been evaluated; COLIBRI_ERR_SOURCE: an encoder-decoder model has not read a source text. */
-COLIBRI_API int colibri_lm_evaluate(colibri_context_t *ctx, const int32_t *tokens, int count, float *logits);
+ * Returns an enum colibri_error. On COLIBRI_ERR_NULL, _BATCH (no token), _TOKEN (also of a model
+ * whose rows are more than an id) and _CONTEXT nothing has been evaluated; COLIBRI_ERR_SOURCE: an
+ * encoder-decoder model has not read a source text. */
+COLIBRI_API int colibri_lm_evaluate(colibri_context_t *ctx, const int32_t *tokens, int count,
+                                    float *logits);
 
-/* Of an encoder-decoder model: read a source text and begin an empty text, which colibri_lm_evaluate appends to.
+/* Of an encoder-decoder model: read a source text and begin an empty text, which
+ * colibri_lm_evaluate appends to.
  *   tokens  ids, 0 … vocabulary - 1
- *   count   1 … the least of ctx->max_batch, ctx->context_tokens and 512: it is read at once, for every token sees all others
- * Returns an enum colibri_error; on COLIBRI_ERR_NULL, _BATCH, _TOKEN, _CONTEXT and COLIBRI_ERR_SOURCE (of any other model)
- * nothing has changed. */
+ *   count   1 … the least of ctx->max_batch, ctx->context_tokens and 512: it is read at once, for
+ *           every token sees all others
+ * Returns an enum colibri_error; on COLIBRI_ERR_NULL, _BATCH, _TOKEN, _CONTEXT and
+ * COLIBRI_ERR_SOURCE (of any other model) nothing has changed. */
 COLIBRI_API int colibri_lm_source(colibri_context_t *ctx, const int32_t *tokens, int count);
 
-/* Take the text back to its first `position` tokens, 0 … ctx->position. Layers with a sliding window keep only what they
- * still need: going back further than their cache reaches is COLIBRI_ERR_REWIND, and nothing has changed. A stream goes back
- * to 0 only, and so does a model with a layer of the delta rule, whose state is that of the whole text. */
+/* Take the text back to its first `position` tokens, 0 … ctx->position. Layers with a sliding
+ * window keep only what they still need: going back further than their cache reaches is
+ * COLIBRI_ERR_REWIND, and nothing has changed. A stream goes back to 0 only, and so does
+ * a model with a layer of the delta rule, whose state is that of the whole text. */
 COLIBRI_API int colibri_lm_rewind(colibri_context_t *ctx, int position);
 
 /* How the next token is drawn. Filters apply in the order of the fields; a zero leaves one out. */
 typedef struct colibri_sampler {
-    const int32_t *history;   /* tokens that count as seen, or NULL */
+    const int32_t *history; /* tokens that count as seen, or NULL */
     int history_count;
-    float repetition_penalty; /* logits of seen tokens are divided by it where positive, multiplied where negative */
-    float temperature;        /* logits are divided by it; 0: the largest wins, and nothing below has any effect */
-    int top_k;                /* of all tokens the k likeliest */
-    float top_p;              /* of those the likeliest that make up this share */
-    float min_p;              /* of those the ones at least this likely, compared with the likeliest */
-    uint64_t seed;            /* the state of the generator: each draw moves it on */
+    float
+        /* logits of seen tokens are divided by it where positive, multiplied where negative */
+        repetition_penalty;
+    float
+        /* logits are divided by it; 0: the largest wins, and nothing below has any effect */
+        temperature;
+    int top_k;     /* of all tokens the k likeliest */
+    float top_p;   /* of those the likeliest that make up this share */
+    float min_p;   /* of those the ones at least this likely, compared with the likeliest */
+    uint64_t seed; /* the state of the generator: each draw moves it on */
 } colibri_sampler_t;
 
 /* Draw a token.
  *   logits      float32 (vocabulary), overwritten; a NaN is never drawn
  *   scratch     int32 (vocabulary)
  * Returns its id; the lowest of equally likely ones comes first. */
-COLIBRI_API int32_t colibri_lm_sample(colibri_sampler_t *sampler, float *logits, int vocabulary, int32_t *scratch);
+COLIBRI_API int32_t colibri_lm_sample(colibri_sampler_t *sampler, float *logits, int vocabulary,
+                                      int32_t *scratch);
 
 #ifdef __cplusplus
 }

@@ -9,9 +9,7 @@
 
 #include <string.h>
 
-enum {
-    LAST_POINT = 0x10FFFF
-};
+enum { LAST_POINT = 0x10FFFF };
 
 #define SECTION_POINTER(name, type, flag, count) const type *name;
 
@@ -28,8 +26,7 @@ _Static_assert(sizeof(clb_tokenizer) <= sizeof(colibri_tokenizer_t),
                "the caller's memory holds it");
 
 /* The open tokenizer in the caller's memory, NULL where there is none. */
-static inline const clb_tokenizer *opened(const colibri_tokenizer_t *tokenizer)
-{
+static inline const clb_tokenizer *opened(const colibri_tokenizer_t *tokenizer) {
     const clb_tokenizer *t = (const clb_tokenizer *)(const void *)tokenizer;
     return t == NULL || t->head == NULL ? NULL : t;
 }

@@ -4,26 +4,26 @@
 
 #include "format/format.h"
 
-#define TOKENIZER_MAGIC "CLBTOKEN"
+#define TOKENIZER_MAGIC   "CLBTOKEN"
 #define TOKENIZER_VERSION 1u
 
 /* Limits. */
-#define MOST_STAGES 8u        /* split patterns */
-#define MOST_PROBES 255u      /* slots that a search in an index reads */
-#define MOST_ADDED_BYTES 255u /* bytes of an added token */
-#define MOST_ORDER 63u        /* canonical order of a mark */
-#define MOST_PARTS 8u         /* code points of a decomposition */
-#define BLOCK_SIZE 256u       /* characters of a block */
-#define BLOCK_COUNT 4352u     /* blocks of all characters */
-#define MATCHED 32768u        /* in an entry of a table: a match ends before the character read */
+#define MOST_STAGES      8u     /* split patterns */
+#define MOST_PROBES      255u   /* slots that a search in an index reads */
+#define MOST_ADDED_BYTES 255u   /* bytes of an added token */
+#define MOST_ORDER       63u    /* canonical order of a mark */
+#define MOST_PARTS       8u     /* code points of a decomposition */
+#define BLOCK_SIZE       256u   /* characters of a block */
+#define BLOCK_COUNT      4352u  /* blocks of all characters */
+#define MATCHED          32768u /* in an entry of a table: a match ends before the character read */
 
 /* Hashes. */
-#define HASH_BASIS 0x811C9DC5u  /* FNV-1a of a token's bytes */
-#define HASH_PRIME 0x01000193u  /* FNV-1a */
-#define HASH_MIX 0x85EBCA6Bu    /* behind FNV-1a */
-#define MERGE_LEFT 0x9E3779B1u  /* on the left symbol of a merge */
+#define HASH_BASIS  0x811C9DC5u /* FNV-1a of a token's bytes */
+#define HASH_PRIME  0x01000193u /* FNV-1a */
+#define HASH_MIX    0x85EBCA6Bu /* behind FNV-1a */
+#define MERGE_LEFT  0x9E3779B1u /* on the left symbol of a merge */
 #define MERGE_RIGHT 0x85EBCA6Bu /* on the right symbol */
-#define MERGE_MIX 0x2C1B3C6Du   /* on their sum */
+#define MERGE_MIX   0x2C1B3C6Du /* on their sum */
 
 /* Bits of the file. */
 enum clb_tok_flag {

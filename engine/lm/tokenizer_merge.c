@@ -1,8 +1,7 @@
 /* Merges a piece's symbols to ids. Knows the vocabulary, and nothing of where the piece is from. */
 #include "tokenizer_merge.h"
 
-void *clb_take(clb_encoder *e, size_t bytes)
-{
+void *clb_take(clb_encoder *e, size_t bytes) {
     const size_t gap = (0u - (uintptr_t)e->free) & 3u;
     if (e->left < gap || e->left - gap < bytes) {
         e->error = COLIBRI_ERR_SCRATCH;
@@ -16,15 +15,13 @@ void *clb_take(clb_encoder *e, size_t bytes)
 
 /* --- the vocabulary --- */
 
-static int has_bytes(const clb_tokenizer *t, uint32_t id, const uint8_t *bytes, size_t size)
-{
+static int has_bytes(const clb_tokenizer *t, uint32_t id, const uint8_t *bytes, size_t size) {
     const uint32_t start = t->starts[id];
     return t->starts[id + 1] - start == size && memcmp(t->bytes + start, bytes, size) == 0;
 }
 
 /* The token of these bytes, NONE where there is none. */
-static uint32_t find_token(const clb_tokenizer *t, const uint8_t *bytes, size_t size)
-{
+static uint32_t find_token(const clb_tokenizer *t, const uint8_t *bytes, size_t size) {
     uint32_t h = HASH_BASIS;
     for (size_t n = 0; n < size; ++n) {
         h = (h ^ bytes[n]) * HASH_PRIME;
@@ -33,24 +30,19 @@ static uint32_t find_token(const clb_tokenizer *t, const uint8_t *bytes, size_t 
     h ^= h >> 13;
     const uint32_t *slot = t->hash + ((uint64_t)h * t->head->hash_slots >> 32);
     for (uint32_t n = 0; n < t->head->hash_probes && slot[n] != CLB_NONE; ++n) {
-        if (has_bytes(t, slot[n], bytes, size)) {
-            return slot[n];
-        }
+        if (has_bytes(t, slot[n], bytes, size)) return slot[n];
     }
     return CLB_NONE;
 }
 
 /* How two symbols merge, NULL where they do not. */
-static const clb_tok_merge *find_merge(const clb_tokenizer *t, uint32_t left, uint32_t right)
-{
+static const clb_tok_merge *find_merge(const clb_tokenizer *t, uint32_t left, uint32_t right) {
     uint32_t h = left * MERGE_LEFT + right * MERGE_RIGHT;
     h = (h ^ h >> 15) * MERGE_MIX;
     h ^= h >> 16;
     const clb_tok_merge *m = t->merges + ((uint64_t)h * t->head->merge_slots >> 32);
     for (uint32_t n = 0; n < t->head->merge_probes && m[n].left != CLB_NONE; ++n) {
-        if (m[n].left == left && m[n].right == right) {
-            return &m[n];
-        }
+        if (m[n].left == left && m[n].right == right) return &m[n];
     }
     return NULL;
 }
@@ -69,35 +61,28 @@ typedef struct {
     uint32_t *tree;
 } symbols;
 
-static uint32_t better(const symbols *s, uint32_t a, uint32_t b)
-{
+static uint32_t better(const symbols *s, uint32_t a, uint32_t b) {
     return s->ranks[a] < s->ranks[b] || (s->ranks[a] == s->ranks[b] && a < b) ? a : b;
 }
 
-static uint32_t winner(const symbols *s, uint32_t node)
-{
+static uint32_t winner(const symbols *s, uint32_t node) {
     return node >= s->size ? node - s->size : s->tree[node];
 }
 
-static uint32_t best_below(const symbols *s, uint32_t node)
-{
+static uint32_t best_below(const symbols *s, uint32_t node) {
     return better(s, winner(s, 2 * node), winner(s, 2 * node + 1));
 }
 
 /* The pair at `n` has a new rank. */
-static void update(symbols *s, uint32_t n)
-{
+static void update(symbols *s, uint32_t n) {
     for (uint32_t node = (n + s->size) / 2; node > 0; node /= 2) {
         const uint32_t best = best_below(s, node);
-        if (best == s->tree[node] && best != n) {
-            break;
-        }
+        if (best == s->tree[node] && best != n) break;
         s->tree[node] = best;
     }
 }
 
-static void rank_pair(const clb_tokenizer *t, symbols *s, uint32_t n)
-{
+static void rank_pair(const clb_tokenizer *t, symbols *s, uint32_t n) {
     const uint32_t next = s->next[n];
     const clb_tok_merge *m = next == s->size ? NULL : find_merge(t, s->ids[n], s->ids[next]);
     s->ranks[n] = m == NULL ? CLB_NONE : m->rank;
@@ -105,8 +90,7 @@ static void rank_pair(const clb_tokenizer *t, symbols *s, uint32_t n)
 
 /* The symbols of text by characters, or by bytes where no token is a character. */
 static uint32_t character_symbols(const clb_tokenizer *t, const uint8_t *text, size_t size,
-                                  uint32_t *ids)
-{
+                                  uint32_t *ids) {
     uint32_t count = 0;
     for (size_t at = 0; at < size;) {
         const size_t length = utf8_step(text + at, text + size);
@@ -124,11 +108,8 @@ static uint32_t character_symbols(const clb_tokenizer *t, const uint8_t *text, s
 
 /* The symbols that text begins as. */
 static uint32_t first_symbols(const clb_tokenizer *t, const uint8_t *text, size_t size,
-                              uint32_t *ids)
-{
-    if (!(t->head->flags & FLAG_BYTE_LEVEL)) {
-        return character_symbols(t, text, size, ids);
-    }
+                              uint32_t *ids) {
+    if (!(t->head->flags & FLAG_BYTE_LEVEL)) return character_symbols(t, text, size, ids);
     for (size_t n = 0; n < size; ++n) {
         ids[n] = t->byte_ids[text[n]];
     }
@@ -136,29 +117,23 @@ static uint32_t first_symbols(const clb_tokenizer *t, const uint8_t *text, size_
 }
 
 /* Memory for the symbols of a piece, and their ids; 0 where there is not enough. */
-static int begin_symbols(clb_encoder *e, symbols *s, const uint8_t *text, size_t size)
-{
+static int begin_symbols(clb_encoder *e, symbols *s, const uint8_t *text, size_t size) {
     if (size > UINT32_MAX / 4) {
         e->error = COLIBRI_ERR_SCRATCH;
         return 0;
     }
     s->ids = clb_take(e, size * sizeof *s->ids);
-    if (s->ids == NULL) {
-        return 0;
-    }
+    if (s->ids == NULL) return 0;
     s->size = first_symbols(e->t, text, size, s->ids);
     s->next = clb_take(e, (size_t)s->size * 4 * sizeof *s->next);
-    if (s->next == NULL) {
-        return 0;
-    }
+    if (s->next == NULL) return 0;
     s->previous = s->next + s->size;
     s->ranks = s->previous + s->size;
     s->tree = s->ranks + s->size;
     return 1;
 }
 
-static void rank_all(const clb_tokenizer *t, symbols *s)
-{
+static void rank_all(const clb_tokenizer *t, symbols *s) {
     for (uint32_t n = 0; n < s->size; ++n) {
         s->next[n] = n + 1;
         s->previous[n] = n - 1;
@@ -171,8 +146,7 @@ static void rank_all(const clb_tokenizer *t, symbols *s)
 }
 
 /* The pair at `n` becomes one symbol. */
-static void merge_pair(const clb_tokenizer *t, symbols *s, uint32_t n)
-{
+static void merge_pair(const clb_tokenizer *t, symbols *s, uint32_t n) {
     const uint32_t gone = s->next[n];
     const uint32_t after = s->next[gone];
     s->ids[n] = find_merge(t, s->ids[n], s->ids[gone])->result;
@@ -190,8 +164,7 @@ static void merge_pair(const clb_tokenizer *t, symbols *s, uint32_t n)
     }
 }
 
-static void merge_piece(clb_encoder *e, const uint8_t *text, size_t size)
-{
+static void merge_piece(clb_encoder *e, const uint8_t *text, size_t size) {
     uint8_t *const before = e->free;
     symbols s;
     if (begin_symbols(e, &s, text, size)) {
@@ -207,8 +180,7 @@ static void merge_piece(clb_encoder *e, const uint8_t *text, size_t size)
     give_back(e, before);
 }
 
-void clb_encode_piece(clb_encoder *e, const uint8_t *text, size_t size)
-{
+void clb_encode_piece(clb_encoder *e, const uint8_t *text, size_t size) {
     if (size <= e->t->head->longest) {
         const uint32_t id = find_token(e->t, text, size);
         if (id != CLB_NONE && e->t->kinds[id] & TOKEN_WHOLE) {

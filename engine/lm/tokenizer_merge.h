@@ -17,14 +17,12 @@ typedef struct {
     clb_budget budget;
 } clb_encoder;
 
-static inline void give_back(clb_encoder *e, uint8_t *free)
-{
+static inline void give_back(clb_encoder *e, uint8_t *free) {
     e->left += (size_t)(e->free - free);
     e->free = free;
 }
 
-static inline void emit(clb_encoder *e, uint32_t id)
-{
+static inline void emit(clb_encoder *e, uint32_t id) {
     if (e->count < e->room) {
         e->ids[e->count] = (int32_t)id;
     }

@@ -11,16 +11,14 @@ typedef struct {
 } reader;
 
 /* The next section, at a multiple of 8 bytes. */
-static const void *section(reader *r, uint64_t count, uint64_t bytes)
-{
+static const void *section(reader *r, uint64_t count, uint64_t bytes) {
     const uint8_t *found = r->base + (r->at < r->size ? r->at : r->size);
     r->at += (count * bytes + 7) / 8 * 8;
     return found;
 }
 
 /* CRC-32 as zlib computes it. A copy of the engine's, so that this library needs no other. */
-static uint32_t crc32_of(const uint8_t *p, size_t bytes)
-{
+static uint32_t crc32_of(const uint8_t *p, size_t bytes) {
     static const uint32_t table[16] = {0x00000000, 0x1DB71064, 0x3B6E20C8, 0x26D930AC,
                                        0x76DC4190, 0x6B6B51F4, 0x4DB26158, 0x5005713C,
                                        0xEDB88320, 0xF00F9344, 0xD6D6A3E8, 0xCB61B38C,
@@ -35,30 +33,21 @@ static uint32_t crc32_of(const uint8_t *p, size_t bytes)
 }
 
 /* Whether all `count` numbers are less than `limit`, or NONE where that is allowed. */
-static int below(const uint32_t *numbers, uint64_t count, uint32_t limit, int or_none)
-{
+static int below(const uint32_t *numbers, uint64_t count, uint32_t limit, int or_none) {
     for (uint64_t n = 0; n < count; ++n) {
-        if (numbers[n] >= limit && !(or_none && numbers[n] == CLB_NONE)) {
-            return 0;
-        }
+        if (numbers[n] >= limit && !(or_none && numbers[n] == CLB_NONE)) return 0;
     }
     return 1;
 }
 
-static int bytes_below(const uint8_t *numbers, uint64_t count, uint32_t limit)
-{
+static int bytes_below(const uint8_t *numbers, uint64_t count, uint32_t limit) {
     for (uint64_t n = 0; n < count; ++n) {
-        if (numbers[n] >= limit) {
-            return 0;
-        }
+        if (numbers[n] >= limit) return 0;
     }
     return 1;
 }
 
-static int is_character(uint32_t c)
-{
-    return c < 0xD800 || (c > 0xDFFF && c <= LAST_POINT);
-}
+static int is_character(uint32_t c) { return c < 0xD800 || (c > 0xDFFF && c <= LAST_POINT); }
 
 /* --- the header --- */
 
@@ -70,79 +59,57 @@ typedef struct {
 
 #define HEADER_RANGE(field, least, most) {offsetof(clb_tok_header, field) / 4, least, most},
 
-static int ranges_fit(const clb_tok_header *h)
-{
+static int ranges_fit(const clb_tok_header *h) {
     static const range ranges[] = {CLB_TOK_RANGES(HEADER_RANGE)};
     const uint32_t *words = (const uint32_t *)(const void *)h;
     for (size_t n = 0; n < sizeof ranges / sizeof ranges[0]; ++n) {
         const uint32_t value = words[ranges[n].word];
-        if (value < ranges[n].least || value > ranges[n].most) {
-            return 0;
-        }
+        if (value < ranges[n].least || value > ranges[n].most) return 0;
     }
     return 1;
 }
 
-static int header_fits(const clb_tok_header *h)
-{
-    if (!ranges_fit(h) || h->longest > h->text_bytes) {
-        return 0;
-    }
+static int header_fits(const clb_tok_header *h) {
+    if (!ranges_fit(h) || h->longest > h->text_bytes) return 0;
     if ((h->bos >= h->vocab && h->bos != CLB_NONE) || (h->reserved[0] | h->reserved[1]) != 0) {
         return 0;
     }
-    if (h->flags & FLAG_NFC && (h->nfc_blocks == 0 || h->nfc_records == 0)) {
-        return 0;
-    }
+    if (h->flags & FLAG_NFC && (h->nfc_blocks == 0 || h->nfc_records == 0)) return 0;
     return h->raw_nodes + h->normal_nodes <= h->nodes;
 }
 
 /* --- tokens and merges --- */
 
 /* Whether every byte that valid UTF-8 can have begins as a token. */
-static int bytes_begin(const clb_tokenizer *t)
-{
+static int bytes_begin(const clb_tokenizer *t) {
     for (uint32_t byte = 0; byte < 256; ++byte) {
         const int never = byte == 0xC0 || byte == 0xC1 || byte > 0xF4;
-        if (!below(&t->byte_ids[byte], 1, t->head->vocab, never)) {
-            return 0;
-        }
+        if (!below(&t->byte_ids[byte], 1, t->head->vocab, never)) return 0;
     }
     return 1;
 }
 
 /* Whether tokens lie one behind the other, and fill their bytes. */
-static int starts_fit(const clb_tokenizer *t)
-{
+static int starts_fit(const clb_tokenizer *t) {
     const clb_tok_header *h = t->head;
     for (uint32_t n = 0; n < h->vocab; ++n) {
-        if (t->starts[n] > t->starts[n + 1]) {
-            return 0;
-        }
+        if (t->starts[n] > t->starts[n + 1]) return 0;
     }
     return t->starts[0] == 0 && t->starts[h->vocab] == h->text_bytes;
 }
 
-static int merges_fit(const clb_tokenizer *t)
-{
+static int merges_fit(const clb_tokenizer *t) {
     for (uint32_t n = 0; n < t->head->merge_slots + t->head->merge_probes; ++n) {
         const clb_tok_merge *m = &t->merges[n];
-        if (m->left != CLB_NONE && (m->result >= t->head->vocab || m->rank == CLB_NONE)) {
-            return 0;
-        }
+        if (m->left != CLB_NONE && (m->result >= t->head->vocab || m->rank == CLB_NONE)) return 0;
     }
     return 1;
 }
 
-static int tokens_fit(const clb_tokenizer *t)
-{
+static int tokens_fit(const clb_tokenizer *t) {
     const clb_tok_header *h = t->head;
-    if (!starts_fit(t) || !merges_fit(t) || !bytes_begin(t)) {
-        return 0;
-    }
-    if (!bytes_below(t->kinds, h->vocab, TOKEN_ALL + 1)) {
-        return 0;
-    }
+    if (!starts_fit(t) || !merges_fit(t) || !bytes_begin(t)) return 0;
+    if (!bytes_below(t->kinds, h->vocab, TOKEN_ALL + 1)) return 0;
     return below(t->hash, h->hash_slots + h->hash_probes, h->vocab, 1) &&
            below(t->ids, h->before + h->after + h->eos, h->vocab, 0);
 }
@@ -150,30 +117,22 @@ static int tokens_fit(const clb_tokenizer *t)
 /* --- the tries of added tokens --- */
 
 /* Whether the bytes of `count` nodes from `first` on rise, so that a binary search finds them. */
-static int bytes_rise(const clb_tokenizer *t, uint32_t first, uint32_t count)
-{
+static int bytes_rise(const clb_tokenizer *t, uint32_t first, uint32_t count) {
     for (uint32_t n = 1; n < count; ++n) {
-        if (t->nodes[first + n].byte <= t->nodes[first + n - 1].byte) {
-            return 0;
-        }
+        if (t->nodes[first + n].byte <= t->nodes[first + n - 1].byte) return 0;
     }
     return 1;
 }
 
 /* Whether the nodes lie level by level, the children of each behind those of the one before: so
  * every node but the roots has one parent, before it, and every search ends. */
-static int forest_fits(const clb_tokenizer *t, uint32_t roots)
-{
+static int forest_fits(const clb_tokenizer *t, uint32_t roots) {
     const uint32_t nodes = t->head->nodes;
     uint32_t claimed = roots;
     for (uint32_t n = 0; n < nodes; ++n) {
         const clb_tok_node *node = &t->nodes[n];
-        if (n >= claimed || node->first != claimed || node->count > nodes - claimed) {
-            return 0;
-        }
-        if (!bytes_rise(t, node->first, node->count)) {
-            return 0;
-        }
+        if (n >= claimed || node->first != claimed || node->count > nodes - claimed) return 0;
+        if (!bytes_rise(t, node->first, node->count)) return 0;
         claimed += node->count;
     }
     return claimed == nodes;
@@ -181,11 +140,8 @@ static int forest_fits(const clb_tokenizer *t, uint32_t roots)
 
 /* The parent of a node in a forest that fits, NONE of a root's. Parents of rising nodes rise: *from
  * is the one before. */
-static uint32_t parent_of(const clb_tokenizer *t, uint32_t node, uint32_t roots, uint32_t *from)
-{
-    if (node == CLB_NONE || node < roots) {
-        return CLB_NONE;
-    }
+static uint32_t parent_of(const clb_tokenizer *t, uint32_t node, uint32_t roots, uint32_t *from) {
+    if (node == CLB_NONE || node < roots) return CLB_NONE;
     while (t->nodes[*from].first + t->nodes[*from].count <= node) {
         ++*from;
     }
@@ -197,51 +153,36 @@ enum {
 };
 
 /* Whether the way to a node, of which way[0] is the last, ends with a whole character. */
-static int ends_whole(const clb_tokenizer *t, const uint32_t way[LONGEST])
-{
+static int ends_whole(const clb_tokenizer *t, const uint32_t way[LONGEST]) {
     for (size_t n = 0; n < LONGEST && way[n] != CLB_NONE; ++n) {
         const uint8_t byte = t->nodes[way[n]].byte;
-        if (!within_character(byte)) {
-            return utf8_length(byte) == n + 1;
-        }
+        if (!within_character(byte)) return utf8_length(byte) == n + 1;
     }
     return 0;
 }
 
 /* Whether a node ends no token that cuts characters; way[0] is its number. */
-static int node_fits(const clb_tokenizer *t, const uint32_t way[LONGEST], uint32_t roots)
-{
+static int node_fits(const clb_tokenizer *t, const uint32_t way[LONGEST], uint32_t roots) {
     const clb_tok_node *node = &t->nodes[way[0]];
-    if (node->flags > ADDED_ALL || (way[0] < roots && within_character(node->byte))) {
-        return 0;
-    }
-    if (node->token != CLB_NONE && (node->token >= t->head->vocab || !ends_whole(t, way))) {
-        return 0;
-    }
+    if (node->flags > ADDED_ALL || (way[0] < roots && within_character(node->byte))) return 0;
+    if (node->token != CLB_NONE && (node->token >= t->head->vocab || !ends_whole(t, way))) return 0;
     return 1;
 }
 
 /* Text is valid UTF-8, so a token that begins with a character and ends with one cuts it between
  * two. */
-static int added_tokens_fit(const clb_tokenizer *t)
-{
+static int added_tokens_fit(const clb_tokenizer *t) {
     const clb_tok_header *h = t->head;
     const uint32_t roots = h->raw_nodes + h->normal_nodes;
     uint32_t from[LONGEST] = {0};
-    if (!bytes_rise(t, 0, h->raw_nodes) || !bytes_rise(t, h->raw_nodes, h->normal_nodes)) {
-        return 0;
-    }
-    if (!forest_fits(t, roots)) {
-        return 0;
-    }
+    if (!bytes_rise(t, 0, h->raw_nodes) || !bytes_rise(t, h->raw_nodes, h->normal_nodes)) return 0;
+    if (!forest_fits(t, roots)) return 0;
     for (uint32_t n = 0; n < h->nodes; ++n) {
         uint32_t way[LONGEST] = {n};
         for (size_t up = 1; up < LONGEST; ++up) {
             way[up] = parent_of(t, way[up - 1], roots, &from[up]);
         }
-        if (!node_fits(t, way, roots)) {
-            return 0;
-        }
+        if (!node_fits(t, way, roots)) return 0;
     }
     return 1;
 }
@@ -250,34 +191,24 @@ static int added_tokens_fit(const clb_tokenizer *t)
 
 /* Whether a stage's table, of which `left` entries are left, leads to its own states only. */
 static int table_fits(const clb_tok_stage *stage, const uint16_t *table, uint64_t columns,
-                      uint64_t left)
-{
+                      uint64_t left) {
     const uint64_t states = stage->states;
-    if (states < 2 || states > MATCHED || stage->keep >= KEEP_COUNT) {
-        return 0;
-    }
-    if (states * columns > left) {
-        return 0;
-    }
+    if (states < 2 || states > MATCHED || stage->keep >= KEEP_COUNT) return 0;
+    if (states * columns > left) return 0;
     for (uint64_t n = 0; n < states * columns; ++n) {
-        if ((table[n] & ~MATCHED) >= states) {
-            return 0;
-        }
+        if ((table[n] & ~MATCHED) >= states) return 0;
     }
     return 1;
 }
 
 /* Finds each stage's table on the way. */
-static int patterns_fit(clb_tokenizer *t)
-{
+static int patterns_fit(clb_tokenizer *t) {
     const clb_tok_header *h = t->head;
     const uint64_t columns = (uint64_t)h->classes + 1;
     uint64_t used = 0;
     for (uint32_t n = 0; n < h->stages; ++n) {
         t->tables[n] = t->entries + used;
-        if (!table_fits(&t->stages[n], t->tables[n], columns, h->entries - used)) {
-            return 0;
-        }
+        if (!table_fits(&t->stages[n], t->tables[n], columns, h->entries - used)) return 0;
         used += t->stages[n].states * columns;
     }
     return used == h->entries && bytes_below(t->class_index, BLOCK_COUNT, h->blocks) &&
@@ -286,55 +217,39 @@ static int patterns_fit(clb_tokenizer *t)
 
 /* --- the normal form --- */
 
-static int records_fit(const clb_tokenizer *t)
-{
+static int records_fit(const clb_tokenizer *t) {
     const uint32_t points = t->head->nfc_points;
     for (uint32_t n = 0; n < t->head->nfc_records; ++n) {
         const clb_tok_record *r = &t->records[n];
-        if (r->order > MOST_ORDER || r->count > MOST_PARTS) {
-            return 0;
-        }
-        if (r->first > points || r->count > points - r->first) {
-            return 0;
-        }
+        if (r->order > MOST_ORDER || r->count > MOST_PARTS) return 0;
+        if (r->first > points || r->count > points - r->first) return 0;
     }
     return 1;
 }
 
 /* Whether characters decompose to characters, and compose to some. */
-static int points_fit(const clb_tokenizer *t)
-{
+static int points_fit(const clb_tokenizer *t) {
     for (uint32_t n = 0; n < t->head->nfc_points; ++n) {
-        if (!is_character(t->points[n])) {
-            return 0;
-        }
+        if (!is_character(t->points[n])) return 0;
     }
     for (uint32_t n = 0; n < t->head->nfc_pairs; ++n) {
-        if (!is_character(t->pairs[n].whole)) {
-            return 0;
-        }
+        if (!is_character(t->pairs[n].whole)) return 0;
     }
     return 1;
 }
 
-static int nfc_fits(const clb_tokenizer *t)
-{
+static int nfc_fits(const clb_tokenizer *t) {
     const clb_tok_header *h = t->head;
-    if (!(h->flags & FLAG_NFC)) {
-        return 1;
-    }
+    if (!(h->flags & FLAG_NFC)) return 1;
     for (uint32_t n = 0; n < h->nfc_blocks * BLOCK_SIZE; ++n) {
-        if (t->nfc_blocks[n] >= h->nfc_records) {
-            return 0;
-        }
+        if (t->nfc_blocks[n] >= h->nfc_records) return 0;
     }
     return records_fit(t) && points_fit(t) && bytes_below(t->nfc_index, BLOCK_COUNT, h->nfc_blocks);
 }
 
 /* --- the whole file --- */
 
-static void find_beginnings(clb_tokenizer *t)
-{
+static void find_beginnings(clb_tokenizer *t) {
     const uint32_t roots = t->head->raw_nodes + t->head->normal_nodes;
     for (uint32_t n = 0; n < roots; ++n) {
         uint8_t *bits = t->begins[n >= t->head->raw_nodes];
@@ -342,8 +257,7 @@ static void find_beginnings(clb_tokenizer *t)
     }
 }
 
-static int is_little_endian(void)
-{
+static int is_little_endian(void) {
     const union {
         uint32_t number;
         uint8_t bytes[4];
@@ -352,39 +266,23 @@ static int is_little_endian(void)
 }
 
 /* Whether the file is a tokenizer.bin of this version, whole and undamaged. */
-static int check_bytes(const uint8_t *file, size_t size)
-{
+static int check_bytes(const uint8_t *file, size_t size) {
     const clb_tok_header *h = (const clb_tok_header *)(const void *)file;
-    if (!is_little_endian()) {
-        return COLIBRI_ERR_BIG_ENDIAN;
-    }
-    if ((uintptr_t)file % CLB_ALIGN_MODEL != 0) {
-        return COLIBRI_ERR_MISALIGNED;
-    }
-    if (size < sizeof *h) {
-        return COLIBRI_ERR_TRUNCATED;
-    }
-    if (memcmp(h->magic, TOKENIZER_MAGIC, sizeof h->magic) != 0) {
-        return COLIBRI_ERR_TOKENIZER;
-    }
-    if (h->version != TOKENIZER_VERSION) {
-        return COLIBRI_ERR_VERSION;
-    }
+    if (!is_little_endian()) return COLIBRI_ERR_BIG_ENDIAN;
+    if ((uintptr_t)file % CLB_ALIGN_MODEL != 0) return COLIBRI_ERR_MISALIGNED;
+    if (size < sizeof *h) return COLIBRI_ERR_TRUNCATED;
+    if (memcmp(h->magic, TOKENIZER_MAGIC, sizeof h->magic) != 0) return COLIBRI_ERR_TOKENIZER;
+    if (h->version != TOKENIZER_VERSION) return COLIBRI_ERR_VERSION;
     const uint32_t header_crc = crc32_of(file, offsetof(clb_tok_header, header_crc));
-    if (header_crc != h->header_crc || h->total_bytes < sizeof *h) {
-        return COLIBRI_ERR_TOKENIZER;
-    }
-    if (size < h->total_bytes) {
-        return COLIBRI_ERR_TRUNCATED;
-    }
+    if (header_crc != h->header_crc || h->total_bytes < sizeof *h) return COLIBRI_ERR_TOKENIZER;
+    if (size < h->total_bytes) return COLIBRI_ERR_TRUNCATED;
     if (crc32_of(file + sizeof *h, h->total_bytes - sizeof *h) != h->body_crc) {
         return COLIBRI_ERR_CHECKSUM;
     }
     return COLIBRI_OK;
 }
 
-static uint64_t if_flags(const clb_tok_header *head, uint32_t flags, uint64_t count)
-{
+static uint64_t if_flags(const clb_tok_header *head, uint32_t flags, uint64_t count) {
     return (head->flags & flags) == flags ? count : 0;
 }
 
@@ -392,8 +290,7 @@ static uint64_t if_flags(const clb_tok_header *head, uint32_t flags, uint64_t co
     t->name = section(&r, if_flags(head, flag, count), sizeof(type));
 
 /* Whether the sections that the header counts are as long as the file. */
-static int place_sections(clb_tokenizer *t, const clb_tok_header *head)
-{
+static int place_sections(clb_tokenizer *t, const clb_tok_header *head) {
     reader r = {(const uint8_t *)head, sizeof *head, head->total_bytes};
     CLB_TOK_SECTIONS(PLACE_SECTION)
     t->head = head;
@@ -402,39 +299,23 @@ static int place_sections(clb_tokenizer *t, const clb_tok_header *head)
     return r.at == r.size;
 }
 
-static int open_file(clb_tokenizer *t, const uint8_t *file, size_t size)
-{
+static int open_file(clb_tokenizer *t, const uint8_t *file, size_t size) {
     const clb_tok_header *h = (const clb_tok_header *)(const void *)file;
     const int error = check_bytes(file, size);
-    if (error != COLIBRI_OK) {
-        return error;
-    }
-    if (!header_fits(h) || !place_sections(t, h)) {
-        return COLIBRI_ERR_TOKENIZER;
-    }
-    if (!tokens_fit(t)) {
-        return COLIBRI_ERR_VOCABULARY;
-    }
-    if (!added_tokens_fit(t)) {
-        return COLIBRI_ERR_ADDED_TOKEN;
-    }
-    if (!patterns_fit(t)) {
-        return COLIBRI_ERR_PATTERN;
-    }
-    if (!nfc_fits(t)) {
-        return COLIBRI_ERR_NORMAL_FORM;
-    }
+    if (error != COLIBRI_OK) return error;
+    if (!header_fits(h) || !place_sections(t, h)) return COLIBRI_ERR_TOKENIZER;
+    if (!tokens_fit(t)) return COLIBRI_ERR_VOCABULARY;
+    if (!added_tokens_fit(t)) return COLIBRI_ERR_ADDED_TOKEN;
+    if (!patterns_fit(t)) return COLIBRI_ERR_PATTERN;
+    if (!nfc_fits(t)) return COLIBRI_ERR_NORMAL_FORM;
     t->ascii = t->class_blocks + (uint32_t)t->class_index[0] * BLOCK_SIZE;
     find_beginnings(t);
     return COLIBRI_OK;
 }
 
 int colibri_tokenizer_open(colibri_tokenizer_t *tokenizer, const uint8_t *tokenizer_bin,
-                           size_t size)
-{
-    if (tokenizer == NULL || tokenizer_bin == NULL) {
-        return COLIBRI_ERR_NULL;
-    }
+                           size_t size) {
+    if (tokenizer == NULL || tokenizer_bin == NULL) return COLIBRI_ERR_NULL;
     clb_tokenizer *t = (clb_tokenizer *)(void *)tokenizer;
     memset(tokenizer, 0, sizeof *tokenizer);
     const int error = open_file(t, tokenizer_bin, size);

@@ -1,23 +1,16 @@
 /* Characters: which bytes are valid UTF-8, and the normal form NFC. Knows nothing of tokens. */
 #include "tokenizer_text.h"
 
-size_t clb_utf8_check(const uint8_t *p, size_t left, size_t *bad)
-{
+size_t clb_utf8_check(const uint8_t *p, size_t left, size_t *bad) {
     const uint8_t lead = p[0];
     *bad = 1;
-    if (lead < 0x80) {
-        return 1;
-    }
-    if (lead < 0xC2 || lead > 0xF4) {
-        return 0;
-    }
+    if (lead < 0x80) return 1;
+    if (lead < 0xC2 || lead > 0xF4) return 0;
     /* The second byte rules out overlong forms, surrogates and what lies beyond U+10FFFF. */
     const uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
     const uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
     const size_t length = utf8_length(lead);
-    if (left < 2 || p[1] < low || p[1] > high) {
-        return 0;
-    }
+    if (left < 2 || p[1] < low || p[1] > high) return 0;
     for (size_t n = 2; n < length; ++n) {
         if (n >= left || !within_character(p[n])) {
             *bad = n;
@@ -27,8 +20,7 @@ size_t clb_utf8_check(const uint8_t *p, size_t left, size_t *bad)
     return length;
 }
 
-size_t colibri_utf8_complete(const char *text, size_t bytes)
-{
+size_t colibri_utf8_complete(const char *text, size_t bytes) {
     const uint8_t *p = (const uint8_t *)text;
     for (size_t back = 1; back <= 3 && back <= bytes; ++back) {
         const uint8_t byte = p[bytes - back];
@@ -42,8 +34,7 @@ size_t colibri_utf8_complete(const char *text, size_t bytes)
     return bytes;
 }
 
-static size_t utf8_write(uint32_t c, uint8_t *out)
-{
+static size_t utf8_write(uint32_t c, uint8_t *out) {
     if (c < 0x80) {
         out[0] = (uint8_t)c;
         return 1;
@@ -82,28 +73,22 @@ enum {
 };
 
 /* All characters of lower lead bytes are in normal form, whatever follows decides. */
-enum {
-    FIRST_LEAD = 0xCC
-};
+enum { FIRST_LEAD = 0xCC };
 
-static const clb_tok_record *record_of(const clb_tokenizer *t, uint32_t c)
-{
+static const clb_tok_record *record_of(const clb_tokenizer *t, uint32_t c) {
     return &t->records[t->nfc_blocks[(uint32_t)t->nfc_index[c >> 8] << 8 | (c & 255u)]];
 }
 
-static int stable(const clb_tokenizer *t, const uint8_t *p, const uint8_t *end)
-{
+static int stable(const clb_tokenizer *t, const uint8_t *p, const uint8_t *end) {
     return (record_of(t, utf8_read(p, end))->flags & (POINT_STANDS | POINT_CHANGED)) ==
            POINT_STANDS;
 }
 
-static int stands(const clb_tokenizer *t, const uint8_t *p, const uint8_t *end)
-{
+static int stands(const clb_tokenizer *t, const uint8_t *p, const uint8_t *end) {
     return (record_of(t, utf8_read(p, end))->flags & POINT_STANDS) != 0;
 }
 
-int clb_nfc_needed(const clb_tokenizer *t, const uint8_t *text, size_t size)
-{
+int clb_nfc_needed(const clb_tokenizer *t, const uint8_t *text, size_t size) {
     for (size_t at = 0; at < size;) {
         if (text[at] < FIRST_LEAD) {
             ++at;
@@ -123,8 +108,7 @@ typedef struct {
 } place;
 
 /* Part `n` of a Hangul syllable, counted from the first one. */
-static uint32_t hangul_part(uint32_t syllable, uint32_t n)
-{
+static uint32_t hangul_part(uint32_t syllable, uint32_t n) {
     const uint32_t parts[3] = {L_BASE + syllable / (V_COUNT * T_COUNT),
                                V_BASE + syllable / T_COUNT % V_COUNT, T_BASE + syllable % T_COUNT};
     return parts[n];
@@ -133,8 +117,7 @@ static uint32_t hangul_part(uint32_t syllable, uint32_t n)
 /* The decomposition's character at `p` in text[..end), which moves on; *order is 0 but for
  * marks. */
 static uint32_t next_point(const clb_tokenizer *t, const uint8_t *text, size_t end, place *p,
-                           uint32_t *order)
-{
+                           uint32_t *order) {
     const uint32_t c = utf8_read(text + p->at, text + end);
     const uint32_t syllable = c - S_BASE;
     const clb_tok_record *r = record_of(t, c);
@@ -155,8 +138,7 @@ static uint32_t next_point(const clb_tokenizer *t, const uint8_t *text, size_t e
 }
 
 /* The pair of `a` and `b`, NULL where they do not compose. */
-static const clb_tok_pair *find_pair(const clb_tokenizer *t, uint32_t a, uint32_t b)
-{
+static const clb_tok_pair *find_pair(const clb_tokenizer *t, uint32_t a, uint32_t b) {
     size_t low = 0;
     size_t high = t->head->nfc_pairs;
     while (low < high) {
@@ -173,8 +155,7 @@ static const clb_tok_pair *find_pair(const clb_tokenizer *t, uint32_t a, uint32_
 }
 
 /* What `a` and `b` compose to; 0: nothing. */
-static uint32_t compose(const clb_tokenizer *t, uint32_t a, uint32_t b)
-{
+static uint32_t compose(const clb_tokenizer *t, uint32_t a, uint32_t b) {
     if (a - L_BASE < L_COUNT && b - V_BASE < V_COUNT) {
         return S_BASE + ((a - L_BASE) * V_COUNT + (b - V_BASE)) * T_COUNT;
     }
@@ -198,12 +179,9 @@ typedef struct {
     int full;
 } composer;
 
-enum {
-    GAP = 4
-};
+enum { GAP = 4 };
 
-static void finish(composer *c)
-{
+static void finish(composer *c) {
     if (c->starter != CLB_NONE) {
         const size_t marks = c->starter_at + GAP;
         const size_t length = utf8_write(c->starter, c->out + c->starter_at);
@@ -214,8 +192,7 @@ static void finish(composer *c)
     c->last_order = 0;
 }
 
-static void feed(composer *c, uint32_t point, uint32_t order)
-{
+static void feed(composer *c, uint32_t point, uint32_t order) {
     if (c->starter != CLB_NONE && (c->last_order == 0 || c->last_order < order)) {
         const uint32_t whole = compose(c->t, c->starter, point);
         if (whole != 0) {
@@ -238,22 +215,16 @@ static void feed(composer *c, uint32_t point, uint32_t order)
     }
 }
 
-static int is_before(place a, place b)
-{
-    return a.at < b.at || (a.at == b.at && a.part < b.part);
-}
+static int is_before(place a, place b) { return a.at < b.at || (a.at == b.at && a.part < b.part); }
 
 /* Where marks from `from` on end; bits of the orders they have in *present. */
 static place end_of_marks(const clb_tokenizer *t, const uint8_t *text, place from, size_t end,
-                          uint64_t *present)
-{
+                          uint64_t *present) {
     place after = from;
     for (place p = from; p.at < end; after = p) {
         uint32_t order;
         next_point(t, text, end, &p, &order);
-        if (order == 0) {
-            break;
-        }
+        if (order == 0) break;
         *present |= (uint64_t)1 << order;
     }
     return after;
@@ -261,14 +232,11 @@ static place end_of_marks(const clb_tokenizer *t, const uint8_t *text, place fro
 
 /* Marks from `from` on, in the order of their classes: one pass for each class there is. Returns
  * where they end. */
-static place feed_marks(composer *c, const uint8_t *text, place from, size_t end)
-{
+static place feed_marks(composer *c, const uint8_t *text, place from, size_t end) {
     uint64_t present = 0;
     const place after = end_of_marks(c->t, text, from, end, &present);
     for (uint32_t wanted = 1; wanted <= MOST_ORDER; ++wanted) {
-        if (!(present >> wanted & 1)) {
-            continue;
-        }
+        if (!(present >> wanted & 1)) continue;
         for (place p = from; is_before(p, after);) {
             uint32_t order;
             const uint32_t point = next_point(c->t, text, end, &p, &order);
@@ -280,8 +248,7 @@ static place feed_marks(composer *c, const uint8_t *text, place from, size_t end
     return after;
 }
 
-static void compose_stretch(composer *c, const uint8_t *text, size_t begin, size_t end)
-{
+static void compose_stretch(composer *c, const uint8_t *text, size_t begin, size_t end) {
     for (place p = {begin, 0}; p.at < end;) {
         place next = p;
         uint32_t order;
@@ -299,8 +266,7 @@ static void compose_stretch(composer *c, const uint8_t *text, size_t begin, size
 /* Where the next character that may change is, from `at` on, or the end; *base: the last character
  * before it, or itself, that stands by itself. */
 static size_t next_change(const clb_tokenizer *t, const uint8_t *text, size_t at, size_t size,
-                          size_t *base)
-{
+                          size_t *base) {
     const uint8_t *const stop = text + size;
     while (at < size && (text[at] < FIRST_LEAD || stable(t, text + at, stop))) {
         *base = at;
@@ -313,8 +279,7 @@ static size_t next_change(const clb_tokenizer *t, const uint8_t *text, size_t at
 }
 
 /* The next character behind `at` that stands by itself, or the end. */
-static size_t next_standing(const clb_tokenizer *t, const uint8_t *text, size_t at, size_t size)
-{
+static size_t next_standing(const clb_tokenizer *t, const uint8_t *text, size_t at, size_t size) {
     do {
         at += utf8_step(text + at, text + size);
     } while (at < size && !stands(t, text + at, text + size));
@@ -322,19 +287,15 @@ static size_t next_standing(const clb_tokenizer *t, const uint8_t *text, size_t 
 }
 
 /* Copies text as it is; 0 where `room` does not suffice. */
-static int copy_plain(composer *c, const uint8_t *text, size_t size)
-{
-    if (c->room - c->end < size) {
-        return 0;
-    }
+static int copy_plain(composer *c, const uint8_t *text, size_t size) {
+    if (c->room - c->end < size) return 0;
     memcpy(c->out + c->end, text, size);
     c->end += size;
     return 1;
 }
 
 int clb_nfc(const clb_tokenizer *t, const uint8_t *text, size_t size, uint8_t *out, size_t room,
-            size_t *written)
-{
+            size_t *written) {
     composer c = {.t = t, .out = out, .room = room, .starter = CLB_NONE};
     /* Only a stretch from a character that stands by itself to the next, with one that does not in
      * it, can change. */
@@ -342,9 +303,7 @@ int clb_nfc(const clb_tokenizer *t, const uint8_t *text, size_t size, uint8_t *o
         size_t base = done;
         const size_t change = next_change(t, text, done, size, &base);
         const size_t plain = change < size ? base : size;
-        if (!copy_plain(&c, text + done, plain - done)) {
-            return 0;
-        }
+        if (!copy_plain(&c, text + done, plain - done)) return 0;
         done = plain;
         if (change < size) {
             done = next_standing(t, text, change, size);

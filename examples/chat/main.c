@@ -1,10 +1,11 @@
-/* A language model on a device: the model is a mapped file, the text comes as it is generated. No Python, no library but
- * Colibri's.
+/* A language model on a device: the model is a mapped file, the text comes as it is generated. No
+ * Python, no library but Colibri's.
  *
  *     ./chat [options] EXPORT/ "a prompt"     -: the prompt is the standard input
  *     ./chat [options] EXPORT/                every line is a prompt
  *
- * The same prompt, options and export give the bytes of `colibri generate`. Text goes to stdout, all else to stderr. */
+ * The same prompt, options and export give the bytes of `colibri generate`. Text goes to stdout,
+ * all else to stderr. */
 #define _POSIX_C_SOURCE 200809L
 #include "colibri_host.h"
 #include "colibri_inspect.h"
@@ -32,16 +33,17 @@ typedef struct {
 } options;
 
 static const char usage[] =
-    "usage: chat [options] EXPORT/ [PROMPT]    PROMPT: text, - for the standard input; none: every line is one\n"
+    "usage: chat [options] EXPORT/ [PROMPT]    PROMPT: text, - for the standard input; none: every "
+    "line is one\n"
     "  -n, --max-new-tokens N   128             --temperature T          0: the likeliest token\n"
     "  --top-k K                0: all          --top-p P                1: all\n"
     "  --min-p P                0: all          --repetition-penalty R   1: none\n"
     "  --seed S                 0               --threads N              0: one a processor\n"
     "  --raw                    the prompt's tokens alone, without what begins a text (BOS)\n"
-    "  --no-special             special tokens that the prompt spells stay text: for text of people you do not trust\n";
+    "  --no-special             special tokens that the prompt spells stay text: for text of "
+    "people you do not trust\n";
 
-static void fail(int code, const char *form, ...)
-{
+static void fail(int code, const char *form, ...) {
     va_list values;
     va_start(values, form);
     fputs("chat: ", stderr);
@@ -52,8 +54,7 @@ static void fail(int code, const char *form, ...)
 }
 
 /* The number that an option is followed by. */
-static double number(const char *name, const char *text, double least, double most)
-{
+static double number(const char *name, const char *text, double least, double most) {
     char *end = NULL;
     const double value = text == NULL ? 0 : strtod(text, &end);
     if (text == NULL || end == text || *end != 0 || !(value >= least && value <= most)) {
@@ -62,8 +63,7 @@ static double number(const char *name, const char *text, double least, double mo
     return value;
 }
 
-static options parse(int argc, char **argv)
-{
+static options parse(int argc, char **argv) {
     options o = {.max_new_tokens = 128, .top_p = 1, .repetition_penalty = 1};
     int plain = 0; /* after --, nothing is an option */
     for (int i = 1; i < argc; ++i) {
@@ -112,13 +112,12 @@ typedef struct {
     colibri_pool_t pool;
     colibri_context_t *ctx;
     colibri_tokenizer_t tokenizer;
-    float *logits;     /* (vocabulary) */
-    int32_t *scratch;  /* (vocabulary) */
-    int32_t *ids;      /* (context + 1): the prompt, then what was generated */
+    float *logits;    /* (vocabulary) */
+    int32_t *scratch; /* (vocabulary) */
+    int32_t *ids;     /* (context + 1): the prompt, then what was generated */
 } session;
 
-static void *memory(size_t count, size_t size, size_t align)
-{
+static void *memory(size_t count, size_t size, size_t align) {
     const int possible = size == 0 || count <= (SIZE_MAX - align) / size;
     void *found = possible ? aligned_alloc(align, (count * size + align) / align * align) : NULL;
     if (found == NULL) {
@@ -128,8 +127,7 @@ static void *memory(size_t count, size_t size, size_t align)
 }
 
 /* All bytes of a file, or of the standard input, aligned to 64; NULL where it cannot be read. */
-static uint8_t *read_all(FILE *file, size_t *size)
-{
+static uint8_t *read_all(FILE *file, size_t *size) {
     size_t room = 1 << 16, got;
     uint8_t *data = memory(room, 1, 64);
     for (*size = 0; (got = fread(data + *size, 1, room - *size, file)) > 0;) {
@@ -148,8 +146,7 @@ static uint8_t *read_all(FILE *file, size_t *size)
     return data;
 }
 
-static void load(session *s, const options *o)
-{
+static void load(session *s, const options *o) {
     char path[4096];
     snprintf(path, sizeof path, "%s/model.bin", o->directory);
     int error = colibri_map_open(&s->map, path, 0);
@@ -171,7 +168,8 @@ static void load(session *s, const options *o)
     size_t bytes = 0;
     const uint8_t *tokenizer = file == NULL ? NULL : read_all(file, &bytes);
     if (tokenizer == NULL) {
-        fail(1, "%s cannot be read: export the model again, which writes it or says why it cannot", path);
+        fail(1, "%s cannot be read: export the model again, which writes it or says why it cannot",
+             path);
     }
     fclose(file);
     error = colibri_tokenizer_open(&s->tokenizer, tokenizer, bytes);
@@ -188,11 +186,16 @@ static void load(session *s, const options *o)
 
 /* --- text as it comes --- */
 
-/* The bytes of the character that `text` begins with; 0 where it is cut off, and -n where its first n bytes are none. */
-static int character(const uint8_t *text, size_t bytes)
-{
+/* The bytes of the character that `text` begins with; 0 where it is cut off, and -n where its first
+ * n bytes are none. */
+static int character(const uint8_t *text, size_t bytes) {
     const uint8_t first = text[0];
-    const int length = first < 0x80 ? 1 : first < 0xC2 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : first < 0xF5 ? 4 : 0;
+    const int length = first < 0x80   ? 1
+                       : first < 0xC2 ? 0
+                       : first < 0xE0 ? 2
+                       : first < 0xF0 ? 3
+                       : first < 0xF5 ? 4
+                                      : 0;
     for (int i = 1; i < length; ++i) {
         const uint8_t least = i > 1 ? 0x80 : first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
         const uint8_t most = i > 1 ? 0xBF : first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
@@ -212,24 +215,24 @@ typedef struct {
 } stream;
 
 /* Print whole characters, U+FFFD for what is none; keep what is not whole yet. */
-static void print(stream *to, const char *text, size_t bytes)
-{
+static void print(stream *to, const char *text, size_t bytes) {
     for (size_t i = 0; i < bytes; ++i) {
         to->waiting[to->count++] = (uint8_t)text[i];
         for (int length; to->count > 0 && (length = character(to->waiting, to->count)) != 0;) {
             const size_t done = (size_t)(length < 0 ? -length : length);
-            fwrite(length < 0 ? "\xEF\xBF\xBD" : (const char *)to->waiting, 1, length < 0 ? 3 : done, stdout);
+            fwrite(length < 0 ? "\xEF\xBF\xBD" : (const char *)to->waiting, 1,
+                   length < 0 ? 3 : done, stdout);
             memmove(to->waiting, to->waiting + done, to->count -= done);
         }
     }
     fflush(stdout);
 }
 
-static void print_token(session *s, stream *to, int32_t id, int options)
-{
+static void print_token(session *s, stream *to, int32_t id, int options) {
     char text[4096];
     size_t bytes;
-    const int error = colibri_tokenizer_decode(&s->tokenizer, &id, 1, options, text, sizeof text, &bytes);
+    const int error =
+        colibri_tokenizer_decode(&s->tokenizer, &id, 1, options, text, sizeof text, &bytes);
     if (error != COLIBRI_OK) {
         fail(1, "%s", colibri_error_text(error));
     }
@@ -240,32 +243,34 @@ static void print_token(session *s, stream *to, int32_t id, int options)
 
 static volatile sig_atomic_t interrupted;
 
-static void interrupt(int number)
-{
+static void interrupt(int number) {
     (void)number;
     interrupted = 1;
 }
 
-static double seconds(void)
-{
+static double seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
 /* The prompt's ids into s->ids; how many, or -1 with the reason on stderr. */
-static int encode(session *s, const options *o, const char *text, size_t bytes)
-{
-    const size_t scratch_bytes = colibri_tokenizer_scratch(&s->tokenizer, bytes), room = s->ctx->context_tokens;
+static int encode(session *s, const options *o, const char *text, size_t bytes) {
+    const size_t scratch_bytes = colibri_tokenizer_scratch(&s->tokenizer, bytes),
+                 room = s->ctx->context_tokens;
     void *scratch = memory(scratch_bytes, 1, 64);
-    const int options = (o->raw ? 0 : COLIBRI_TOKENIZER_TEMPLATE) | (o->plain ? 0 : COLIBRI_TOKENIZER_SPECIAL);
+    const int options =
+        (o->raw ? 0 : COLIBRI_TOKENIZER_TEMPLATE) | (o->plain ? 0 : COLIBRI_TOKENIZER_SPECIAL);
     size_t count;
-    const int error = colibri_tokenizer_encode(&s->tokenizer, text, bytes, options, s->ids, room, &count, scratch,
-                                               scratch_bytes);
+    const int error = colibri_tokenizer_encode(&s->tokenizer, text, bytes, options, s->ids, room,
+                                               &count, scratch, scratch_bytes);
     free(scratch);
     if (error == COLIBRI_ERR_OUTPUT) {
-        fprintf(stderr, "chat: the prompt has %zu tokens, but the context holds %zu: shorten it, or give the model a longer "
-                        "context (colibri set --context)\n", count, room);
+        fprintf(stderr,
+                "chat: the prompt has %zu tokens, but the context holds %zu: shorten it, or give "
+                "the model a longer "
+                "context (colibri set --context)\n",
+                count, room);
         return -1;
     }
     if (error != COLIBRI_OK) {
@@ -276,23 +281,29 @@ static int encode(session *s, const options *o, const char *text, size_t bytes)
         s->ids[count++] = colibri_tokenizer_bos(&s->tokenizer);
     }
     if (count == 0) {
-        fputs("chat: the prompt is empty, and nothing begins a text: give it some text to go on from\n", stderr);
+        fputs("chat: the prompt is empty, and nothing begins a text: give it some text to go on "
+              "from\n",
+              stderr);
         return -1;
     }
     return (int)count;
 }
 
 /* Continue a text and print what comes; returns the exit code. */
-static int answer(session *s, const options *o, const char *text, size_t bytes)
-{
+static int answer(session *s, const options *o, const char *text, size_t bytes) {
     colibri_context_t *ctx = s->ctx;
     const int prompt = encode(s, o, text, bytes), vocabulary = (int)ctx->output_size;
     if (prompt < 0) {
         return EXIT_FAILURE;
     }
     colibri_sampler_t sampler = {
-        .history = s->ids, .repetition_penalty = (float)o->repetition_penalty, .temperature = (float)o->temperature,
-        .top_k = (int)o->top_k, .top_p = (float)o->top_p, .min_p = (float)o->min_p, .seed = o->seed,
+        .history = s->ids,
+        .repetition_penalty = (float)o->repetition_penalty,
+        .temperature = (float)o->temperature,
+        .top_k = (int)o->top_k,
+        .top_p = (float)o->top_p,
+        .min_p = (float)o->min_p,
+        .seed = o->seed,
     };
     stream out = {.count = 0};
     const double start = seconds();
@@ -313,7 +324,8 @@ static int answer(session *s, const options *o, const char *text, size_t bytes)
         s->ids[prompt + tokens++] = id;
         print_token(s, &out, id, options);
         if (!colibri_tokenizer_special(&s->tokenizer, id)) {
-            options |= COLIBRI_TOKENIZER_CONTINUE; /* from now on a token's space is one between words */
+            options |=
+                COLIBRI_TOKENIZER_CONTINUE; /* from now on a token's space is one between words */
         }
         full = ctx->position == ctx->context_tokens && tokens < o->max_new_tokens;
         if (!full && tokens < o->max_new_tokens) {
@@ -329,7 +341,8 @@ static int answer(session *s, const options *o, const char *text, size_t bytes)
     if (full) {
         fprintf(stderr, "the context of %u tokens is full\n", (unsigned)ctx->context_tokens);
     }
-    fprintf(stderr, "%d prompt tokens at %.1f/s, %ld new tokens", prompt, prompt / prompt_seconds, tokens);
+    fprintf(stderr, "%d prompt tokens at %.1f/s, %ld new tokens", prompt, prompt / prompt_seconds,
+            tokens);
     if (drawn > 1) {
         fprintf(stderr, " at %.1f/s", (drawn - 1) / (last - first));
     }
@@ -338,8 +351,7 @@ static int answer(session *s, const options *o, const char *text, size_t bytes)
 }
 
 /* Every line is a prompt; Ctrl-C stops an answer, Ctrl-D ends. */
-static int converse(session *s, const options *o)
-{
+static int converse(session *s, const options *o) {
     char *line = NULL;
     size_t room = 0;
     for (;;) {
@@ -363,8 +375,7 @@ static int converse(session *s, const options *o)
     return EXIT_SUCCESS;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     static session s;
     const options o = parse(argc, argv);
     load(&s, &o);
@@ -380,7 +391,9 @@ int main(int argc, char **argv)
         if (text == NULL) {
             fail(1, "the standard input cannot be read");
         }
-        code = answer(&s, &o, text, bytes - (bytes > 0 && text[bytes - 1] == '\n')); /* without the end of its last line */
+        code = answer(
+            &s, &o, text,
+            bytes - (bytes > 0 && text[bytes - 1] == '\n')); /* without the end of its last line */
     } else {
         code = answer(&s, &o, o.prompt, strlen(o.prompt));
     }

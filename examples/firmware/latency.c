@@ -1,22 +1,24 @@
-/* How much a forecast's instructions depend on its input: least and most over pseudo-random inputs, for each expert that the
- * router chose. The work is the same whatever the numbers; what remains are branches of the router and of exp. */
+/* How much a forecast's instructions depend on its input: least and most over pseudo-random inputs,
+ * for each expert that the router chose. The work is the same whatever the numbers; what remains
+ * are branches of the router and of exp. */
 #include "board.h"
 #include "colibri.h"
 #include "model.h"
 
-enum { INPUTS = 1000, TIMES = 16 /* a forecast is repeated, because the clock counts in steps of many instructions */ };
+enum {
+    INPUTS = 1000,
+    TIMES = 16 /* a forecast is repeated, because the clock counts in steps of many instructions */
+};
 
 static _Alignas(64) uint8_t memory[COLIBRI_MODEL_CONTEXT_BYTES];
 static float input[COLIBRI_MODEL_INPUT_SIZE], output[COLIBRI_MODEL_OUTPUT_SIZE];
 
-static void note_expert(void *user, int layer, const int32_t *experts, int tokens, int k)
-{
+static void note_expert(void *user, int layer, const int32_t *experts, int tokens, int k) {
     (void)layer, (void)tokens, (void)k;
     *(int32_t *)user = experts[0];
 }
 
-int main(void)
-{
+int main(void) {
     static uint32_t least[COLIBRI_MODEL_EXPERTS], most[COLIBRI_MODEL_EXPERTS];
     int32_t expert = 0;
     uint32_t seed = 1;

@@ -1,6 +1,6 @@
-/* The smart meter's forecast as firmware: the model is read in place from flash, checks itself, and forecasts. Prints
- * what a test or a person compares: the self-test's result, a digest of all outputs, the instructions of one forecast,
- * and how deep the stack grew in one. */
+/* The smart meter's forecast as firmware: the model is read in place from flash, checks itself, and
+ * forecasts. Prints what a test or a person compares: the self-test's result, a digest of all
+ * outputs, the instructions of one forecast, and how deep the stack grew in one. */
 #include "board.h"
 #include "colibri.h"
 #include "colibri_inspect.h"
@@ -10,8 +10,7 @@
 static _Alignas(64) uint8_t memory[COLIBRI_MODEL_CONTEXT_BYTES];
 static float output[COLIBRI_MODEL_OUTPUT_SIZE];
 
-int main(void)
-{
+int main(void) {
     colibri_context_t *ctx = colibri_init(memory, sizeof memory, colibri_model);
     if (ctx == NULL) {
         board_print("no context\n");

@@ -1,5 +1,6 @@
-/* Several users of one model: two tasks forecast in turn, each in a context of its own, while a timer interrupts them at
- * random points and forecasts too, in a third context. Whatever they interrupt, all must answer as they do alone. */
+/* Several users of one model: two tasks forecast in turn, each in a context of its own, while a
+ * timer interrupts them at random points and forecasts too, in a third context. Whatever they
+ * interrupt, all must answer as they do alone. */
 #include "board.h"
 #include "colibri.h"
 #include "model.h"
@@ -12,9 +13,9 @@ static colibri_context_t *context[USERS];
 static float alone[ROWS][COLIBRI_MODEL_OUTPUT_SIZE];
 static volatile uint32_t interrupts, wrong;
 
-/* Forecast a row in a user's context, and compare every bit with what it was when nobody else ran. */
-static void forecast(int user, int row)
-{
+/* Forecast a row in a user's context, and compare every bit with what it was when nobody else
+ * ran. */
+static void forecast(int user, int row) {
     float output[COLIBRI_MODEL_OUTPUT_SIZE];
     colibri_forward(context[user], rows[row], output, 1);
     if (__builtin_memcmp(output, alone[row], sizeof output) != 0) {
@@ -22,14 +23,12 @@ static void forecast(int user, int row)
     }
 }
 
-static void timer(void)
-{
+static void timer(void) {
     forecast(TASKS, (int)(interrupts * 7 % ROWS));
     ++interrupts;
 }
 
-int main(void)
-{
+int main(void) {
     for (int user = 0; user < USERS; ++user) {
         context[user] = colibri_init(memory[user], COLIBRI_MODEL_CONTEXT_BYTES, colibri_model);
     }
@@ -41,6 +40,8 @@ int main(void)
         forecast(n % TASKS, n % ROWS);
     }
     board_interrupt(0);
-    board_print(wrong != 0 ? "wrong\n" : interrupts < ROWS ? "too few interrupts\n" : "reentrant\n");
+    board_print(wrong != 0          ? "wrong\n"
+                : interrupts < ROWS ? "too few interrupts\n"
+                                    : "reentrant\n");
     return wrong != 0 || interrupts < ROWS;
 }

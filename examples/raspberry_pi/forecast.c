@@ -1,9 +1,11 @@
-/* The smart meter's forecast on a Linux board: the engine is a shared library, the model a file that is mapped.
+/* The smart meter's forecast on a Linux board: the engine is a shared library, the model a file
+ * that is mapped.
  *
  *     ./forecast ./libcolibri.so model.bin < day.f32
  *
- * A line for each row of features: the coming change of demand in the model's unit, with digits enough for every bit.
- * Nothing of the model or the engine is compiled in: a new model.bin or libcolibri.so takes a restart. */
+ * A line for each row of features: the coming change of demand in the model's unit, with digits
+ * enough for every bit. Nothing of the model or the engine is compiled in: a new model.bin or
+ * libcolibri.so takes a restart. */
 #include "colibri.h"
 #include "colibri_inspect.h"
 
@@ -16,8 +18,7 @@
 
 static void *library;
 
-static void fail(const char *what, const char *why)
-{
+static void fail(const char *what, const char *why) {
     fprintf(stderr, "forecast: %s: %s\n", what, why);
     exit(EXIT_FAILURE);
 }
@@ -25,8 +26,7 @@ static void fail(const char *what, const char *why)
 /* The library's function of that name, with the type that the header gives it. */
 #define ENGINE(name) ((__typeof__(&name))engine_function(#name))
 
-static void *engine_function(const char *name)
-{
+static void *engine_function(const char *name) {
     void *found = dlsym(library, name);
     if (found == NULL) {
         fail(name, dlerror());
@@ -34,23 +34,22 @@ static void *engine_function(const char *name)
     return found;
 }
 
-static const uint8_t *map(const char *path, size_t *size)
-{
+static const uint8_t *map(const char *path, size_t *size) {
     struct stat about;
     const int file = open(path, O_RDONLY);
     if (file < 0 || fstat(file, &about) != 0 || about.st_size == 0) {
         fail(path, "cannot be read, or is empty");
     }
     *size = (size_t)about.st_size;
-    const void *bytes = mmap(NULL, *size, PROT_READ, MAP_PRIVATE, file, 0); /* page-aligned, so 64-byte aligned */
+    const void *bytes =
+        mmap(NULL, *size, PROT_READ, MAP_PRIVATE, file, 0); /* page-aligned, so 64-byte aligned */
     if (bytes == MAP_FAILED) {
         fail(path, "cannot be mapped");
     }
     return bytes;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     if (argc != 3) {
         fail("usage", "forecast ./libcolibri.so model.bin < rows.f32");
     }
@@ -73,11 +72,13 @@ int main(int argc, char **argv)
     if (ctx == NULL) {
         fail(argv[2], error_text(ENGINE(colibri_diagnose)(memory, bytes, model)));
     }
-    float *input = calloc(ctx->input_size, sizeof *input), *output = calloc(ctx->output_size, sizeof *output);
+    float *input = calloc(ctx->input_size, sizeof *input),
+          *output = calloc(ctx->output_size, sizeof *output);
     if (input == NULL || output == NULL) {
         fail("memory", "there is not enough");
     }
-    const int differs = ENGINE(colibri_selftest)(ctx, output); /* this board's bits are the exporter's */
+    const int differs =
+        ENGINE(colibri_selftest)(ctx, output); /* this board's bits are the exporter's */
     if (differs != COLIBRI_OK) {
         fail(argv[2], error_text(differs));
     }

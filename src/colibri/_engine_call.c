@@ -1,6 +1,7 @@
-/* The usual call of a model, without the checks and copies of the general path: one contiguous float32 array that fits
- * goes in, one new array comes out. Whatever else comes is answered with None, and Python takes the general path. Belongs
- * to colibri._engine, whose other functions cffi makes. */
+/* The usual call of a model, without the checks and copies of the general path: one contiguous
+ * float32 array that fits goes in, one new array comes out. Whatever else comes is answered with
+ * None, and Python takes the general path. Belongs to colibri._engine, whose other functions cffi
+ * makes. */
 #define Py_LIMITED_API 0x030B0000 /* Python 3.11 and every later one */
 #include <Python.h>
 
@@ -20,11 +21,11 @@ enum {
     FLOAT      /* numpy.dtype(numpy.float32) */
 };
 
-static bool fits(PyObject *model, const Py_buffer *x)
-{
+static bool fits(PyObject *model, const Py_buffer *x) {
     PyObject *shape = PyTuple_GetItem(model, SHAPE);
     /* Other byte orders and floats that are not aligned have longer formats. */
-    bool same = strcmp(x->format, "f") == 0 && x->ndim == PyTuple_Size(shape) + 1 && x->shape[0] >= 1 &&
+    bool same = strcmp(x->format, "f") == 0 && x->ndim == PyTuple_Size(shape) + 1 &&
+                x->shape[0] >= 1 &&
                 x->shape[0] <= PyLong_AsSsize_t(PyTuple_GetItem(model, MAX_BATCH));
     for (int i = 1; same && i < x->ndim; ++i) {
         same = x->shape[i] == PyLong_AsSsize_t(PyTuple_GetItem(shape, i - 1));
@@ -32,8 +33,7 @@ static bool fits(PyObject *model, const Py_buffer *x)
     return same;
 }
 
-static PyObject *new_output(PyObject *model, Py_ssize_t batch)
-{
+static PyObject *new_output(PyObject *model, Py_ssize_t batch) {
     PyObject *row = PyTuple_GetItem(model, RESULT);
     const Py_ssize_t axes = PyTuple_Size(row);
     PyObject *shape = PyTuple_New(axes + 1), *first = PyLong_FromSsize_t(batch), *output = NULL;
@@ -42,15 +42,15 @@ static PyObject *new_output(PyObject *model, Py_ssize_t batch)
         for (Py_ssize_t i = 0; i < axes; ++i) {
             PyTuple_SetItem(shape, i + 1, Py_NewRef(PyTuple_GetItem(row, i)));
         }
-        output = PyObject_CallFunctionObjArgs(PyTuple_GetItem(model, EMPTY), shape, PyTuple_GetItem(model, FLOAT), NULL);
+        output = PyObject_CallFunctionObjArgs(PyTuple_GetItem(model, EMPTY), shape,
+                                              PyTuple_GetItem(model, FLOAT), NULL);
     }
     Py_XDECREF(first);
     Py_XDECREF(shape);
     return output;
 }
 
-static PyObject *run(PyObject *model, const Py_buffer *x)
-{
+static PyObject *run(PyObject *model, const Py_buffer *x) {
     PyObject *contexts = PyTuple_GetItem(model, CONTEXTS);
     const Py_ssize_t last = PyList_Size(contexts) - 1;
     if (last < 0) {
@@ -65,11 +65,11 @@ static PyObject *run(PyObject *model, const Py_buffer *x)
     Py_buffer y;
     if (output && PyObject_GetBuffer(output, &y, PyBUF_WRITABLE) == 0) {
         colibri_context_t *ctx = PyLong_AsVoidPtr(PyTuple_GetItem(context, 0));
-        Py_BEGIN_ALLOW_THREADS
-        colibri_forward(ctx, x->buf, y.buf, (int)x->shape[0]);
-        Py_END_ALLOW_THREADS
-        PyBuffer_Release(&y);
-        if (ctx->status != COLIBRI_OK) { /* the general path runs it again, and raises what went wrong by its name */
+        Py_BEGIN_ALLOW_THREADS colibri_forward(ctx, x->buf, y.buf, (int)x->shape[0]);
+        Py_END_ALLOW_THREADS PyBuffer_Release(&y);
+        if (ctx->status !=
+            /* the general path runs it again, and raises what went wrong by its name */
+            COLIBRI_OK) {
             Py_DECREF(output);
             output = Py_NewRef(Py_None);
         }
@@ -83,13 +83,13 @@ static PyObject *run(PyObject *model, const Py_buffer *x)
     return output;
 }
 
-static PyObject *call(PyObject *model, PyObject *const *inputs, Py_ssize_t count)
-{
+static PyObject *call(PyObject *model, PyObject *const *inputs, Py_ssize_t count) {
     Py_buffer x;
     if (count != 1 || (PyObject *)Py_TYPE(inputs[0]) != PyTuple_GetItem(model, ARRAY)) {
         Py_RETURN_NONE;
     }
-    if (PyObject_GetBuffer(inputs[0], &x, PyBUF_ND | PyBUF_FORMAT)) { /* not contiguous, or without a format */
+    if (PyObject_GetBuffer(inputs[0], &x,
+                           PyBUF_ND | PyBUF_FORMAT)) { /* not contiguous, or without a format */
         PyErr_Clear();
         Py_RETURN_NONE;
     }
@@ -98,23 +98,22 @@ static PyObject *call(PyObject *model, PyObject *const *inputs, Py_ssize_t count
     return output;
 }
 
-static PyObject *caller(PyObject *module, PyObject *model)
-{
+static PyObject *caller(PyObject *module, PyObject *model) {
     static PyMethodDef method = {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL, NULL};
     PyObject *contexts, *shape, *result, *array, *empty, *dtype;
     int max_batch;
     (void)module;
-    if (!PyArg_ParseTuple(model, "O!iO!O!OOO:caller", &PyList_Type, &contexts, &max_batch, &PyTuple_Type, &shape,
-                          &PyTuple_Type, &result, &array, &empty, &dtype)) {
+    if (!PyArg_ParseTuple(model, "O!iO!O!OOO:caller", &PyList_Type, &contexts, &max_batch,
+                          &PyTuple_Type, &shape, &PyTuple_Type, &result, &array, &empty, &dtype)) {
         return NULL;
     }
     return PyCFunction_New(&method, model);
 }
 
-PyMODINIT_FUNC colibri_cffi_init(void); /* the PyInit__engine that cffi makes, renamed by _engine_build.py */
+PyMODINIT_FUNC
+colibri_cffi_init(void); /* the PyInit__engine that cffi makes, renamed by _engine_build.py */
 
-PyMODINIT_FUNC PyInit__engine(void)
-{
+PyMODINIT_FUNC PyInit__engine(void) {
     static PyMethodDef functions[] = {{"caller", caller, METH_VARARGS, NULL}, {0}};
     PyObject *module = colibri_cffi_init();
     if (module && PyModule_AddFunctions(module, functions)) {

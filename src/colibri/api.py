@@ -36,6 +36,7 @@ def export(
     calibration: Any = None,
     dtype: str = "fp32",
     activations: str = "int8",
+    outlier_share: float | None = None,
     residual_share: float | None = None,
     budget: int | None = None,
     max_error: float | None = None,
@@ -63,8 +64,8 @@ def export(
 
     dtype: fp32, fp16, int8, int4, or mixed, which chooses a format for each weight to meet `budget` (bytes of weights)
     or `max_error` (‖Δ‖ / ‖y‖ of the worst output; checked for every dtype). activations: how int8 weights read their
-    input, "int8" or "float". residual_share: of a matrix's bytes, what its sparse float16 residual takes;
-    None: 1 % where that takes a third off the error, otherwise nothing. scorer:
+    input, "int8" or "float". outlier_share: of a matrix's bytes, what its sparse float16 outliers take;
+    None: 1 % where that takes a third off the error, otherwise nothing; `residual_share` is its older name. scorer:
     a task metric of the outputs, for the report.
 
     prune: "proven" takes out experts that no input can choose, which keeps every bit; "unused" also those that
@@ -88,7 +89,8 @@ def export(
     max_batch = None if max_batch is None else options.whole("max_batch", max_batch, 1, spec.MAX_BATCH)
     stream = None if stream is None else options.whole("stream", stream, 1, 1 << 16)
     name = None if name is None else options.text("name", name)
-    quantization = Quantization(dtype, activations, residual_share, budget, max_error, scorer)
+    outlier_share = residual_share if outlier_share is None else outlier_share
+    quantization = Quantization(dtype, activations, outlier_share, budget, max_error, scorer)
     selection = Selection(prune, options.pairs("prune_experts", prune_experts))
     if expert_align is not None:
         expert_align = options.whole("expert_align", expert_align, spec.ALIGN_MODEL, 1 << 30)

@@ -1,5 +1,6 @@
-/* Flips bits of the model in memory, every STEP-th, one at a time: colibri_check_flash must find each, in one call and in
- * slices. Prints how many were flipped and what a whole check takes by the board's clock. */
+/* Flips bits of the model in memory, every STEP-th, one at a time: colibri_check_flash must find
+ * each, in one call and in slices. Prints how many were flipped and what a whole check takes by the
+ * board's clock. */
 #include "colibri.h"
 #include "colibri_inspect.h"
 #include "model.h"
@@ -8,21 +9,23 @@
 #if defined(__linux__)
 #include <stdio.h>
 #include <sys/mman.h>
-static void writable(const uint8_t *at, uint32_t bytes)
-{
+static void writable(const uint8_t *at, uint32_t bytes) {
     const uintptr_t first = (uintptr_t)at & ~(uintptr_t)4095;
     mprotect((void *)first, (uintptr_t)at + bytes - first, PROT_READ | PROT_WRITE);
 }
 static uint32_t board_clock(void) { return 0; }
-static void board_report(const char *name, uint32_t value) { printf("%s 0x%08x\n", name, (unsigned)value); }
+static void board_report(const char *name, uint32_t value) {
+    printf("%s 0x%08x\n", name, (unsigned)value);
+}
 #else
 #include "board.h"
-static void writable(const uint8_t *at, uint32_t bytes) { (void)at, (void)bytes; } /* the emulator's flash is */
+static void writable(const uint8_t *at, uint32_t bytes) {
+    (void)at, (void)bytes;
+} /* the emulator's flash is */
 #endif
 
 /* Calls of `slice` bytes up to the end of a pass; the faults that they returned. */
-static uint32_t faults(uint32_t slice)
-{
+static uint32_t faults(uint32_t slice) {
     colibri_scan_t scan = {0};
     uint32_t found = 0;
     while (scan.passes == 0) {
@@ -31,10 +34,10 @@ static uint32_t faults(uint32_t slice)
     return scan.faults == found ? found : 1000;
 }
 
-int main(void)
-{
+int main(void) {
     uint32_t flipped = 0;
-    if (faults(UINT32_MAX) != 0 || faults(7) != 0 || faults(64) != 0 || colibri_check_flash(NULL, 1) != COLIBRI_ERR_NULL) {
+    if (faults(UINT32_MAX) != 0 || faults(7) != 0 || faults(64) != 0 ||
+        colibri_check_flash(NULL, 1) != COLIBRI_ERR_NULL) {
         return 1;
     }
     const uint32_t before = board_clock();

@@ -1,4 +1,5 @@
-/* A row inside a packed frame of a sensor, two bytes from where a float may lie; what a forecast says, and what it leaves. */
+/* A row inside a packed frame of a sensor, two bytes from where a float may lie; what a forecast
+ * says, and what it leaves. */
 #include "board.h"
 #include "colibri.h"
 #include "model.h"
@@ -7,8 +8,7 @@ static _Alignas(64) uint8_t memory[COLIBRI_MODEL_CONTEXT_BYTES];
 static _Alignas(8) uint8_t frame[2 + sizeof(float) * COLIBRI_MODEL_INPUT_SIZE];
 static float input[COLIBRI_MODEL_INPUT_SIZE], output[COLIBRI_MODEL_OUTPUT_SIZE + 1];
 
-int main(void)
-{
+int main(void) {
     colibri_context_t *ctx = colibri_init(memory, sizeof memory, colibri_model);
     if (ctx == NULL) {
         return 1;

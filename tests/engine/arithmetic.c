@@ -1,5 +1,5 @@
-/* What the self-test says of the model linked in and the status of forwards; then, of rows from standard input, the outputs:
- * none where ALONE is defined. */
+/* What the self-test says of the model linked in and the status of forwards; then, of rows from
+ * standard input, the outputs: none where ALONE is defined. */
 #include "colibri_inspect.h"
 #include "model.h"
 
@@ -9,8 +9,7 @@ static _Alignas(64) uint8_t memory[COLIBRI_MODEL_CONTEXT_BYTES];
 static float input[COLIBRI_MODEL_INPUT_SIZE];
 static float output[COLIBRI_MODEL_OUTPUT_SIZE];
 
-int main(void)
-{
+int main(void) {
     colibri_context_t *ctx = colibri_init(memory, sizeof memory, colibri_model);
     if (ctx == NULL) {
         return 1;

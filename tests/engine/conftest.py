@@ -137,7 +137,7 @@ def _quantized(graph: Graph, rng: np.random.Generator) -> list[str]:
     h = linear(graph, rng, h, 12, True, "int8 weight-only")
     y = _moe(graph, rng, h, Router(3, 2, "softmax", "sum"), 0, 70, "int8")
     z = _moe(graph, rng, y, Router(2, 1), 1, 80, "int4")
-    return [linear(graph, rng, z, 9, False, "int8 with residual"), linear(graph, rng, z, 5, True, "int4 with residual")]
+    return [linear(graph, rng, z, 9, False, "int8 with outliers"), linear(graph, rng, z, 5, True, "int4 with outliers")]
 
 
 def _modern(graph: Graph, rng: np.random.Generator) -> list[str]:

@@ -26,7 +26,8 @@ static int64_t ordered(float x) {
     return u >> 31 ? -(int64_t)(u & 0x7fffffffu) : (int64_t)u;
 }
 
-static void error_at(float x, float y, double exact, int64_t *ulp, float *ulp_at, double *absolute) {
+static void error_at(float x, float y, double exact, int64_t *ulp, float *ulp_at,
+                     double *absolute) {
     int64_t difference;
     if (isnan(exact) || isnan(y)) {
         difference = isnan(exact) && isnan(y) ? 0 : INT64_MAX;
@@ -43,20 +44,22 @@ static void error_at(float x, float y, double exact, int64_t *ulp, float *ulp_at
     }
 }
 
-/* NAME_map: y[i] = NAME(x[i]).  NAME_error: raises *ulp to the largest distance in floats of y[i] from the
- * correctly rounded NAME(x[i]), found at *ulp_at, and *absolute to the largest absolute error of a finite y[i]. */
-#define ELEMENTARY(name, reference)                                                                   \
-    void name##_map(const float *restrict x, float *restrict y, size_t count);                        \
-    void name##_map(const float *restrict x, float *restrict y, size_t count) {                       \
-        for (size_t i = 0; i < count; i++) y[i] = clb_##name(x[i]);                                   \
-    }                                                                                                 \
-    void name##_error(const float *x, const float *y, size_t count, int64_t *ulp, float *ulp_at,      \
-                      double *absolute);                                                              \
-    void name##_error(const float *x, const float *y, size_t count, int64_t *ulp, float *ulp_at,      \
-                      double *absolute) {                                                             \
-        for (size_t i = 0; i < count; i++) {                                                          \
-            error_at(x[i], y[i], reference((double)x[i]), ulp, ulp_at, absolute);                     \
-        }                                                                                             \
+/* NAME_map: y[i] = NAME(x[i]).  NAME_error: raises *ulp to the largest distance in floats of y[i]
+ * from the correctly rounded NAME(x[i]), found at *ulp_at, and *absolute to the largest absolute
+ * error of a finite y[i]. */
+#define ELEMENTARY(name, reference)                                                                \
+    void name##_map(const float *restrict x, float *restrict y, size_t count);                     \
+    void name##_map(const float *restrict x, float *restrict y, size_t count) {                    \
+        for (size_t i = 0; i < count; i++)                                                         \
+            y[i] = clb_##name(x[i]);                                                               \
+    }                                                                                              \
+    void name##_error(const float *x, const float *y, size_t count, int64_t *ulp, float *ulp_at,   \
+                      double *absolute);                                                           \
+    void name##_error(const float *x, const float *y, size_t count, int64_t *ulp, float *ulp_at,   \
+                      double *absolute) {                                                          \
+        for (size_t i = 0; i < count; i++) {                                                       \
+            error_at(x[i], y[i], reference((double)x[i]), ulp, ulp_at, absolute);                  \
+        }                                                                                          \
     }
 
 ELEMENTARY(exp, exp)

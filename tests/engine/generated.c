@@ -12,8 +12,7 @@
 
 static _Alignas(64) uint8_t memory[COLIBRI_MODEL_CONTEXT_BYTES];
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     static float input[COLIBRI_MODEL_MAX_BATCH * COLIBRI_MODEL_INPUT_SIZE];
     static float output[COLIBRI_MODEL_MAX_BATCH * COLIBRI_MODEL_OUTPUT_SIZE];
     colibri_context_t *ctx = colibri_init(memory, sizeof memory, colibri_model);
@@ -24,7 +23,8 @@ int main(int argc, char **argv)
     }
     ctx->tail = argc > 2 ? atoi(argv[2]) : 0;
     const unsigned tail = (unsigned)ctx->tail;
-    for (unsigned left = (unsigned)atoi(argv[1]), batch; left > 0 && ctx->status == COLIBRI_OK; left -= batch) {
+    for (unsigned left = (unsigned)atoi(argv[1]), batch; left > 0 && ctx->status == COLIBRI_OK;
+         left -= batch) {
         batch = left < COLIBRI_MODEL_MAX_BATCH ? left : COLIBRI_MODEL_MAX_BATCH;
         if (fread(input, sizeof(float) * COLIBRI_MODEL_INPUT_SIZE, batch, stdin) != batch) {
             return 2;

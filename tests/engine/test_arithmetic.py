@@ -249,7 +249,7 @@ def test_every_number_of_a_format_gives_the_references_bits(fmt: str, kernels: s
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_any_bytes_of_weights_give_one_answer_on_all_kernels(fmt: str) -> None:
-    """C5: also NaN and infinity, as weights, scales and entries of a residual, and places beyond the matrix."""
+    """C5: also NaN and infinity, as weights, scales and outliers, and places beyond the matrix."""
     graph, rng = Graph("bytes"), np.random.default_rng(4)
     x = graph.add_input("x", (150,))
     graph.outputs = [linear(graph, rng, x, 70, False, fmt)]

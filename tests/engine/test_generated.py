@@ -98,6 +98,6 @@ def test_only_what_the_model_uses_is_linked(gcc_build: Build, tmp_path: Path) ->
     found = symbols(link(example("top1"), tmp_path, gcc_build.archive))
     assert {"colibri_forward", "product_f32"} <= found
     unused = {"clb_validate", "clb_softmax", "clb_norm", "clb_reduce", "product_q_i8", "product_q_i4", "quantize",
-              "residual", "product_f16", "clb_kernels_avx2", "clb_kernels_at", "attend",
+              "outliers", "product_f16", "clb_kernels_avx2", "clb_kernels_at", "attend",
               "clb_attention"}  # fmt: skip
     assert not found & unused

@@ -108,6 +108,10 @@ def test_engine_stays_under_its_line_limits() -> None:
     assert sum(library.values()) < size.LIBRARY_LIMIT
 
 
+def test_tokens_are_counted_as_the_preprocessor_does() -> None:
+    assert size.tokens('a->b += 1.5e-3f; "x\\"y" /* c d */ \'a\' // e\n') == 8
+
+
 @pytest.fixture(scope="module")
 def calls(gcc_build: Build) -> size.CallGraph:
     return size.call_graph(gcc_build.directory)

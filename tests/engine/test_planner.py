@@ -179,7 +179,7 @@ def words(op: Op, name: str, samples: int, program: Program, turn: int = 0) -> n
     operand: Operand = getattr(op, name)
     if name == "work":
         return operand.place.buffer.offset // 4 + np.arange(workspace_words(program, op))  # type: ignore[union-attr]
-    if op.code in ("map1", "map2"):
+    if op.code in ("unary", "binary"):
         axes = list(zip(op["sizes"], op[f"strides_{name}"], strict=True))
     elif op.code == "reduce":
         axes = (

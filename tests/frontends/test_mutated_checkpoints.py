@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import colibri
 from colibri.cli.app import app
 from colibri.pipeline import language as language_export
+from colibri.pipeline import stages
 from tests.frontends import mutations
 from tests.frontends.checkpoints import VARIANTS, VOCABULARY, make
 
@@ -141,15 +142,11 @@ def mutate_source(source: Path, rng: random.Random) -> Path:
 @contextmanager
 def cheap() -> Iterator[None]:
     """Exports with a short text for the certificate, by the engine alone, and without C source: what these cost."""
-    names = {"_TEXT": 16, "_REFERENCE_BYTES": 0, "_GENERATED_BYTES": 0}
-    before = {name: getattr(language_export, name) for name in names}
-    try:
-        for name, value in names.items():
-            setattr(language_export, name, value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stages, "ROWS", 16)
+        patch.setattr(language_export, "_REFERENCE_BYTES", 0)
+        patch.setattr(language_export, "_GENERATED_BYTES", 0)
         yield
-    finally:
-        for name, value in before.items():
-            setattr(language_export, name, value)
 
 
 class Bench:

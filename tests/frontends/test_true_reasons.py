@@ -252,7 +252,7 @@ ODD: tuple[Any, ...] = (
     None, 2.5, -1, 0, 5, "", "odd", b"bytes", [], [1], {}, {"a": 1}, object(), True, float("nan"), float("inf"),
     1 << 70, (1, 2), [(0, 1.5)], np.float64(2.5), np.zeros(3), torch.zeros(2), lambda: 0, int,
 )  # fmt: skip
-OPTIONS = ["path", "calibration", "dtype", "activations", "residual_share", "budget", "max_error", "scorer", "prune",
+OPTIONS = ["path", "calibration", "dtype", "activations", "outlier_share", "budget", "max_error", "scorer", "prune",
            "prune_experts", "max_batch", "name", "expert_align", "stream", "trust"]  # fmt: skip
 
 
@@ -262,7 +262,7 @@ def test_no_option_of_a_wrong_type_gives_anything_but_a_colibri_error(option: st
     module, x = nn.Linear(4, 3), rows(4, 4)
     for value in ODD[part::4]:
         how: dict[str, Any] = {"path": tmp_path / "out.bin", option: value}
-        how |= {"dtype": "int8"} if option in ("scorer", "residual_share", "activations") and value is not None else {}
+        how |= {"dtype": "int8"} if option in ("scorer", "outlier_share", "activations") and value is not None else {}
         if option == "path" and isinstance(value, str):
             how["path"] = str(tmp_path / value)
         try:

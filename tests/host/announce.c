@@ -1,8 +1,10 @@
-/* Runs a model from a mapped file, forward after forward, announcing experts to a prefetcher, and writes the last output.
+/* Runs a model from a mapped file, forward after forward, announcing experts to a prefetcher, and
+ * writes the last output.
  *
  *     announce MODEL INPUT BATCH THREADS MODE
  *
- *   MODE  plain; strict: the forwards run in a thread where any system call kills it; curious: and the hook makes one
+ *   MODE  plain; strict: the forwards run in a thread where any system call kills it; curious: and
+ *         the hook makes one
  *
  * Exit status: 0; 1 where something failed; 2 where the thread did not come back. */
 #define _GNU_SOURCE
@@ -29,22 +31,19 @@ static int batch;
 static const char *mode;
 static atomic_int done;
 
-static void curious(void *user, int layer, const int32_t *experts, int tokens, int k)
-{
+static void curious(void *user, int layer, const int32_t *experts, int tokens, int k) {
     colibri_prefetch_announce(user, layer, experts, tokens, k);
     syscall(SYS_getppid);
 }
 
-static void forwards(void)
-{
+static void forwards(void) {
     for (int n = 0; n < FORWARDS; ++n) {
         colibri_forward(ctx, x, y, batch);
     }
     atomic_store(&done, 1);
 }
 
-static void *confined(void *unused)
-{
+static void *confined(void *unused) {
     if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) != 0) {
         return unused;
     }
@@ -54,8 +53,7 @@ static void *confined(void *unused)
     }
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     static colibri_map_t map;
     if (argc != 6 || colibri_map_open(&map, argv[1], COLIBRI_MAP_WEIGHTS) != COLIBRI_OK) {
         return 1;
@@ -64,7 +62,8 @@ int main(int argc, char **argv)
     ctx = colibri_init(aligned_alloc(64, (size + 63) / 64 * 64), size, colibri_map_model(&map));
     batch = atoi(argv[3]);
     mode = argv[5];
-    const size_t inputs = (size_t)batch * ctx->input_size * 4, outputs = (size_t)batch * ctx->output_size * 4;
+    const size_t inputs = (size_t)batch * ctx->input_size * 4,
+                 outputs = (size_t)batch * ctx->output_size * 4;
     x = malloc(inputs);
     y = malloc(outputs);
     FILE *file = fopen(argv[2], "rb");
@@ -100,7 +99,8 @@ int main(int argc, char **argv)
     colibri_prefetch_stop(&prefetch);
     colibri_prefetch_counts_t counts;
     colibri_prefetch_count(&prefetch, &counts);
-    if (counts.announced == 0 || colibri_map_status(&map) != COLIBRI_OK || fwrite(y, 1, outputs, stdout) != outputs) {
+    if (counts.announced == 0 || colibri_map_status(&map) != COLIBRI_OK ||
+        fwrite(y, 1, outputs, stdout) != outputs) {
         return 1;
     }
     colibri_map_close(&map);

@@ -1,12 +1,14 @@
-/* Every order in which a producer and two consumers can take the steps of colibri_ring.h, on a ring of two slots.
+/* Every order in which a producer and two consumers can take the steps of colibri_ring.h, on a ring
+ * of two slots.
  *
- * Each atomic operation of the header hands control to a scheduler, which replays one sequence of choices after another.
- * What a thread does next follows from the values its steps returned, so the ring's content and those values are the
- * state: one that has been seen is not continued. Orders are sequentially consistent ones; that the memory orders are
- * strong enough is the thread sanitizer's to show.
+ * Each atomic operation of the header hands control to a scheduler, which replays one sequence of
+ * choices after another. What a thread does next follows from the values its steps returned, so the
+ * ring's content and those values are the state: one that has been seen is not continued. Orders
+ * are sequentially consistent ones; that the memory orders are strong enough is the thread
+ * sanitizer's to show.
  *
- * Prints the number of states and of finished orders. Exit status 1, with the order, where a pointer is lost, comes out
- * twice, or a consumer gets its own out of order. */
+ * Prints the number of states and of finished orders. Exit status 1, with the order, where a
+ * pointer is lost, comes out twice, or a consumer gets its own out of order. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +22,7 @@ static uintptr_t take_turn(void);
 static uintptr_t note(uintptr_t value);
 static int replace(uint32_t *at, uint32_t *old, uint32_t value);
 
-#define COLIBRI_RING_LOAD(at, order) (take_turn(), note((uintptr_t)*(at)), *(at))
+#define COLIBRI_RING_LOAD(at, order)         (take_turn(), note((uintptr_t)*(at)), *(at))
 #define COLIBRI_RING_STORE(at, value, order) (take_turn(), note(0), (void)(*(at) = (value)))
 #define COLIBRI_RING_REPLACE(at, old, value) replace(at, old, value)
 
@@ -44,16 +46,14 @@ static history histories[THREADS];
 static int current = -1, running; /* running: steps are the scheduler's to order */
 static uint32_t pushed, got[THREADS][POPS + PUSHES], got_count[THREADS];
 
-static uintptr_t take_turn(void)
-{
+static uintptr_t take_turn(void) {
     if (running) {
         swapcontext(&threads[current], &scheduler);
     }
     return 0;
 }
 
-static uintptr_t note(uintptr_t value)
-{
+static uintptr_t note(uintptr_t value) {
     if (running) {
         history *h = &histories[current];
         if (h->steps == MOST) {
@@ -64,8 +64,7 @@ static uintptr_t note(uintptr_t value)
     return value;
 }
 
-static int replace(uint32_t *at, uint32_t *old, uint32_t value)
-{
+static int replace(uint32_t *at, uint32_t *old, uint32_t value) {
     take_turn();
     const int same = *at == *old;
     note(*at);
@@ -77,15 +76,13 @@ static int replace(uint32_t *at, uint32_t *old, uint32_t value)
     return same;
 }
 
-static void producer(void)
-{
+static void producer(void) {
     for (int n = 0; n < PUSHES; ++n) {
         pushed += colibri_ring_push(&ring, &payload[pushed + 1]) ? 1u : 0u;
     }
 }
 
-static void consumer(int self)
-{
+static void consumer(int self) {
     for (int n = 0; n < POPS; ++n) {
         const char *p = colibri_ring_pop(&ring);
         if (p != NULL) {
@@ -94,8 +91,7 @@ static void consumer(int self)
     }
 }
 
-static void run(int self)
-{
+static void run(int self) {
     if (self == 0) {
         producer();
     } else {
@@ -104,8 +100,7 @@ static void run(int self)
     histories[self].ended = 1;
 }
 
-static void restart(void)
-{
+static void restart(void) {
     running = 0;
     colibri_ring_init(&ring, slots, SLOTS);
     memset(slots, 0, sizeof slots);
@@ -125,13 +120,12 @@ static void restart(void)
     }
 }
 
-static void step(int t)
-{
+static void step(int t) {
     current = t;
     swapcontext(&scheduler, &threads[t]);
 }
 
-/* --- states seen ---------------------------------------------------------------------------------------------------- */
+/* --- states seen --- */
 
 typedef struct {
     uint64_t words[1 + SLOTS + THREADS * (1 + MOST)];
@@ -141,8 +135,7 @@ typedef struct {
 static uint64_t *table[TABLE]; /* whole states: a hash alone could take two for one */
 static uint64_t states;
 
-static state now(void)
-{
+static state now(void) {
     state s = {.count = 0};
     s.words[s.count++] = (uint64_t)ring.pushed << 32 | ring.popped;
     for (int n = 0; n < SLOTS; ++n) {
@@ -157,8 +150,7 @@ static state now(void)
     return s;
 }
 
-static int is_new(const state *s)
-{
+static int is_new(const state *s) {
     uint64_t hash = 1469598103934665603u;
     for (uint32_t n = 0; n < s->count; ++n) {
         hash = (hash ^ s->words[n] ^ s->words[n] >> 29) * 1099511628211u;
@@ -173,19 +165,20 @@ static int is_new(const state *s)
             }
             return 1;
         }
-        if (table[at][0] == s->count && memcmp(table[at] + 1, s->words, s->count * sizeof(uint64_t)) == 0) {
+        if (table[at][0] == s->count &&
+            memcmp(table[at] + 1, s->words, s->count * sizeof(uint64_t)) == 0) {
             return 0;
         }
     }
 }
 
-/* --- what must hold ------------------------------------------------------------------------------------------------- */
+/* --- what must hold --- */
 
-static const char *broken(void)
-{
+static const char *broken(void) {
     uint32_t seen[PUSHES + 1] = {0}, taken = 0;
     running = 0;
-    for (char *p; (p = colibri_ring_pop(&ring)) != NULL && got_count[0] < POPS + PUSHES;) { /* what is left */
+    for (char *p; (p = colibri_ring_pop(&ring)) != NULL &&
+                  got_count[0] < POPS + PUSHES;) { /* what is left */
         got[0][got_count[0]++] = (uint32_t)(p - payload);
     }
     for (int t = 0; t < THREADS; ++t) {
@@ -201,8 +194,7 @@ static const char *broken(void)
     return taken == pushed ? NULL : "a pointer was lost";
 }
 
-int main(void)
-{
+int main(void) {
     static char path[THREADS * MOST]; /* the choices that lead to the present state */
     int depth = 0;
     uint64_t orders = 0;

@@ -73,7 +73,7 @@ def test_a_changed_expert_changes_only_its_own_pages_and_the_metadata(dtype: str
 
 def test_calibrated_int8_leaves_the_other_experts_of_the_layer_alone() -> None:
     rows = [np.random.default_rng(1).standard_normal((50, 64), np.float32)]
-    how = Quantization("int8", residual_share=0.01)
+    how = Quantization("int8", outlier_share=0.01)
     old, new = (exporter.build(model(**c), quantization=how, calibration=rows) for c in ({}, {"changed": 1.5}))
     difference = compare(engine.load(old.image).package, engine.load(new.image).package)
     assert [(e.expert, e.change) for e in difference.experts] == [(CHANGED, "weights")] and not difference.router

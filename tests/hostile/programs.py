@@ -30,7 +30,7 @@ def arena(first: int = 0, sample: int = 0, row: int = 0, step: int = 0) -> Recor
 def op(code: str, func: str = "identity", **values: Any) -> Record:
     """An operation; operands left out are none, tensors are none, and it has one row."""
     r = np.zeros((), spec.OP.dtype)
-    names = {"map2": "binary", "reduce": "reduce"}.get(code, "unary")
+    names = {"binary": "binary", "reduce": "reduce"}.get(code, "unary")
     r["code"], r["func"], r["rows"] = spec.OPCODES.index(code), list(spec.ENUMS[names]).index(func), 1
     r["w0"] = r["w1"] = r["w2"] = spec.NONE
     for name, value in values.items():
@@ -43,7 +43,9 @@ def op(code: str, func: str = "identity", **values: Any) -> Record:
 
 def move(a: Record, out: Record, n: int, func: str = "identity", **values: Any) -> Record:
     """n neighbouring floats from one place to another."""
-    return op("map1", func, a=a, out=out, dims=(1, 1, 1, n), strides_a=(0, 0, 0, 1), strides_out=(n, n, n, 1), **values)
+    return op(
+        "unary", func, a=a, out=out, dims=(1, 1, 1, n), strides_a=(0, 0, 0, 1), strides_out=(n, n, n, 1), **values
+    )
 
 
 def tensor(offset: int, size: int, layout: str, rows: int, cols: int) -> Record:

@@ -40,14 +40,14 @@ def test_every_operation_has_its_cases() -> None:
 
 @pytest.mark.parametrize("place", ["before", "after"])
 @pytest.mark.parametrize("value", [1, spec.UNARY.index("silu"), len(spec.UNARY), 0xFFFF])
-def test_only_map2_has_a_function_around_it_and_a_known_one(fuzz: Fuzz, value: int, place: str) -> None:
+def test_only_binary_has_a_function_around_it_and_a_known_one(fuzz: Fuzz, value: int, place: str) -> None:
     cases, good = [], []
     for base in BASES:
         for n, code in enumerate(Editor(base).ops["code"]):
             edit = Editor(base)
             edit[f"ops[{n}].{place}"] = value
             cases.append(Case.of(f"{base} {n}", edit))
-            good.append(spec.OPCODES[code] == "map2" and value < len(spec.UNARY))
+            good.append(spec.OPCODES[code] == "binary" and value < len(spec.UNARY))
     assert [result.check != E["PROGRAM"] for result in fuzz(cases)] == good
 
 
@@ -63,7 +63,7 @@ def many_experts(count: int) -> Case:
     h, main, moe = edit.header[0], edit.main_ops, edit.find("moe")
     logits = spec.align(8 * count + 100_000, 32)  # one of the three, again and again
     again = edit.ops[moe].copy()
-    again["code"], again["rows"], again["w0"], again["w1"] = spec.OPCODES.index("map1"), 1, spec.NONE, spec.NONE
+    again["code"], again["rows"], again["w0"], again["w1"] = spec.OPCODES.index("unary"), 1, spec.NONE, spec.NONE
     again["a"], again["out"] = edit.ops["b"][moe], edit.ops["b"][moe]
     again["out"]["offset"], again["out"]["sample_stride"] = logits, count
     again["a"]["row_stride"] = again["out"]["row_stride"] = 0

@@ -69,18 +69,18 @@ def counted(program: Program) -> int:
 
     def one(o: Any) -> int:
         if o.code in ("linear", "linear_q"):
-            residual = 0
+            outliers = 0
             if (outliers := o["outliers"]) is not None:
                 cells = -(-outliers.rows // 64) * -(-outliers.cols // 1024)
-                residual = cells * min((outliers.bytes - 4 * (cells + 1)) // 4, 65536)
-            return int(o.rows * (o["inputs"] * o["outputs"] + o["outputs"] + residual))
+                outliers = cells * min((outliers.bytes - 4 * (cells + 1)) // 4, 65536)
+            return int(o.rows * (o["inputs"] * o["outputs"] + o["outputs"] + outliers))
         if o.code == "moe":
             layer = program.layers[o["layer"]]
             own = [e for e in program.experts if e.layer == o["layer"]]
             most = max(of(program.expert_ops[e.first_op : e.first_op + e.ops]) for e in own)
             experts = layer.router.experts
             return int(experts + o.rows * layer.router.k * (experts + layer.d_out + most))
-        return int(o.rows * np.prod(o.sizes() if o.code in ("map1", "map2", "reduce") else o.sizes()[:1]))
+        return int(o.rows * np.prod(o.sizes() if o.code in ("unary", "binary", "reduce") else o.sizes()[:1]))
 
     return of(program.ops)
 
@@ -126,7 +126,7 @@ def quantized(**values: Any) -> Any:
 
 FILL = move(arena(0, 8), arena(64), 8)
 WIDE = op(
-    "map1", a=at("input", 0, 8), out=arena(64), dims=(1, 1, 4, 8), strides_a=(0, 0, 0, 1), strides_out=(32, 32, 8, 1)
+    "unary", a=at("input", 0, 8), out=arena(64), dims=(1, 1, 4, 8), strides_a=(0, 0, 0, 1), strides_out=(32, 32, 8, 1)
 )
 
 PROGRAMS: dict[str, tuple[str, list[Any]]] = {
@@ -146,7 +146,7 @@ PROGRAMS: dict[str, tuple[str, list[Any]]] = {
     "in place": ("OK", [LOAD, move(arena(0, 8), arena(0, 8), 8, "tanh"), STORE]),
     "one float further": ("ORDER", [LOAD, move(arena(0, 8), arena(1, 8), 7, "tanh"), STORE]),
     "the sum of neighbours": ("ORDER", [
-        LOAD, op("map2", "add", a=arena(0, 8), b=arena(1, 8), out=arena(2, 8), dims=(1, 1, 1, 6),
+        LOAD, op("binary", "add", a=arena(0, 8), b=arena(1, 8), out=arena(2, 8), dims=(1, 1, 1, 6),
                  strides_a=(0, 0, 0, 1),
                  strides_b=(0, 0, 0, 1), strides_out=(6, 6, 6, 1)), STORE]),
     "a row over the next": ("ORDER", [
@@ -157,11 +157,11 @@ PROGRAMS: dict[str, tuple[str, list[Any]]] = {
     "columns that overlap": ("ORDER", [
         LOAD, op("softmax", rows=2, a=arena(0, 8, 4), out=arena(1, 8, 4), dims=(2,)), STORE]),
     "a function before the other operand is read": ("ORDER", [
-        LOAD, op("map2", "mul", a=arena(0, 8), b=arena(0, 8), out=arena(0, 8), dims=(1, 1, 1, 8),
+        LOAD, op("binary", "mul", a=arena(0, 8), b=arena(0, 8), out=arena(0, 8), dims=(1, 1, 1, 8),
                  strides_a=(0, 0, 0, 1),
                  strides_b=(0, 0, 0, 1), strides_out=(8, 8, 8, 1), before=3), STORE]),
     "a square in place": ("OK", [
-        LOAD, op("map2", "mul", a=arena(0, 8), b=arena(0, 8), out=arena(0, 8), dims=(1, 1, 1, 8),
+        LOAD, op("binary", "mul", a=arena(0, 8), b=arena(0, 8), out=arena(0, 8), dims=(1, 1, 1, 8),
                  strides_a=(0, 0, 0, 1),
                  strides_b=(0, 0, 0, 1), strides_out=(8, 8, 8, 1)), STORE]),
     "a reduction onto its input": ("ORDER", [
@@ -220,7 +220,7 @@ def test_only_what_was_quantised_is_read_as_a_quantised_row(name: str) -> None:
 def test_initialising_clears_what_lay_in_the_block() -> None:
     """C4: gaps between the elements of a stretch are zeros, whatever the caller's memory held."""
     apart = op(
-        "map1", a=at("input", 0, 4), out=arena(0), dims=(1, 1, 1, 4), strides_a=(0, 0, 0, 1), strides_out=(9, 9, 9, 3)
+        "unary", a=at("input", 0, 4), out=arena(0), dims=(1, 1, 1, 4), strides_a=(0, 0, 0, 1), strides_out=(9, 9, 9, 3)
     )
     loaded = engine.load(model([apart, move(arena(0), at("output", 0, 10), 10)], 4, 10, 16))
     pointer = ffi.from_buffer("uint8_t[]", loaded.package.data)

@@ -1,7 +1,8 @@
-/* Damaged tokenizer files under sanitizers, for test_hostile.py:  fuzz TEXT BASE... < cases > one line a case
- * A case: base (u32), size (u32), 1 where checksums are made to fit (u32), bytes of scratch memory of one of the encodings
- * (u32), bytes of a text of its own (u32; none: TEXT), patches (u32), and of each patch its place (u32) and its byte (u32);
- * then the text. The line has the code of open, and where that is 0 of encoding the text with and without enough scratch
+/* Damaged tokenizer files under sanitizers, for test_hostile.py:  fuzz TEXT BASE... < cases > one
+ * line a case A case: base (u32), size (u32), 1 where checksums are made to fit (u32), bytes of
+ * scratch memory of one of the encodings (u32), bytes of a text of its own (u32; none: TEXT),
+ * patches (u32), and of each patch its place (u32) and its byte (u32); then the text. The line has
+ * the code of open, and where that is 0 of encoding the text with and without enough scratch
  * memory, and of decoding what came out. Each block of memory has exactly its size. */
 #include "colibri_tokenizer.h"
 
@@ -16,8 +17,7 @@ typedef struct {
     size_t size;
 } bytes;
 
-static bytes read_file(const char *path)
-{
+static bytes read_file(const char *path) {
     FILE *f = fopen(path, "rb");
     fseek(f, 0, SEEK_END);
     bytes b = {NULL, (size_t)ftell(f)};
@@ -28,13 +28,9 @@ static bytes read_file(const char *path)
     return b;
 }
 
-static int number(uint32_t *n)
-{
-    return fread(n, 4, 1, stdin) == 1;
-}
+static int number(uint32_t *n) { return fread(n, 4, 1, stdin) == 1; }
 
-static uint32_t crc32_of(const unsigned char *p, size_t size)
-{
+static uint32_t crc32_of(const unsigned char *p, size_t size) {
     uint32_t crc = 0xFFFFFFFFu;
     for (size_t n = 0; n < size; ++n) {
         crc ^= p[n];
@@ -45,8 +41,7 @@ static uint32_t crc32_of(const unsigned char *p, size_t size)
     return ~crc;
 }
 
-static void repair(unsigned char *file, size_t size)
-{
+static void repair(unsigned char *file, size_t size) {
     if (size >= 128) {
         const uint32_t body = crc32_of(file + 128, size - 128);
         memcpy(file + 112, &body, 4);
@@ -55,21 +50,22 @@ static void repair(unsigned char *file, size_t size)
     }
 }
 
-static void run(const unsigned char *file, size_t size, bytes text, size_t little)
-{
+static void run(const unsigned char *file, size_t size, bytes text, size_t little) {
     colibri_tokenizer_t t;
     const int error = colibri_tokenizer_open(&t, file, size);
     printf("%d", error);
     if (error == COLIBRI_OK) {
-        const size_t enough = colibri_tokenizer_scratch(&t, text.size), sizes[3] = {enough, little, 40};
+        const size_t enough = colibri_tokenizer_scratch(&t, text.size),
+                     sizes[3] = {enough, little, 40};
         for (int n = 0; n < 3; ++n) {
             size_t count = 0, decoded = 0;
             unsigned char *copy = malloc(text.size);
             void *scratch = malloc(sizes[n]);
             int32_t *ids = malloc(text.size * sizeof *ids);
             memcpy(copy, text.data, text.size);
-            printf(" %d", colibri_tokenizer_encode(&t, (const char *)copy, text.size, n == 1 ? 0 : 3, ids, text.size, &count,
-                                                   scratch, sizes[n]));
+            printf(" %d",
+                   colibri_tokenizer_encode(&t, (const char *)copy, text.size, n == 1 ? 0 : 3, ids,
+                                            text.size, &count, scratch, sizes[n]));
             count = count < text.size ? count : text.size;
             char out[64];
             printf(" %d", colibri_tokenizer_decode(&t, ids, count, n, out, sizeof out, &decoded));
@@ -81,14 +77,14 @@ static void run(const unsigned char *file, size_t size, bytes text, size_t littl
     printf("\n");
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     bytes text = read_file(argv[1]), bases[16] = {{NULL, 0}};
     for (int n = 2; n < argc && n < 18; ++n) {
         bases[n - 2] = read_file(argv[n]);
     }
     uint32_t base, size, fix, little, own, patches;
-    while (number(&base) && number(&size) && number(&fix) && number(&little) && number(&own) && number(&patches)) {
+    while (number(&base) && number(&size) && number(&fix) && number(&little) && number(&own) &&
+           number(&patches)) {
         const size_t room = (size + 63u) / 64 * 64 + 64;
         unsigned char *file = aligned_alloc(64, room);
         memset(file, 0, room);

@@ -225,7 +225,7 @@ def test_a_delta_rule_is_refused_in_an_encoder_and_in_a_recurrence() -> None:
         parts = [g.add_input(f"x{n}", shape) for n, shape in enumerate(sizes)]
         if read:
             y = g.add("delta", *parts, scale=1.0)
-            g.outputs = [g.add("attention", parts[0], y, y, scale=1.0, sight="source")]
+            g.outputs = [g.add("attention", parts[0], y, y, scale=1.0, mask="cross")]
         else:
             state = g.add("state", g.add_constant("start", np.zeros((2, 4))))
             g.outputs = [g.add("collect", g.add("delta", state, state, *parts[2:], scale=1.0), state, steps=3)]

@@ -78,8 +78,8 @@ def test_every_format_gives_the_reference_bits_for_any_shape(fmt: str, kernels: 
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS if "residual" in fmt])
-def test_residuals_of_many_cells_give_the_reference_bits(fmt: str, kernels: str) -> None:
+@pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS if "outliers" in fmt])
+def test_outliers_of_many_cells_give_the_reference_bits(fmt: str, kernels: str) -> None:
     rng = np.random.default_rng(3)
     graph = Graph("linear")
     graph.outputs = [linear(graph, rng, graph.add_input("x", (2500,)), 203, True, fmt)]

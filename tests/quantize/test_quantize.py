@@ -1,4 +1,4 @@
-"""Stored weights stand for what they were made from, the residual pays, and formats are chosen as promised."""
+"""Stored weights stand for what they were made from, outliers pay, and formats are chosen as promised."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from colibri.errors import ExportError
 from colibri.ir.graph import Array, Graph, Router
-from colibri.ir.weights import Fp16Weight, Int4Weight, Int8Weight, StoredWeight, check, residual_bytes
+from colibri.ir.weights import Fp16Weight, Int4Weight, Int8Weight, StoredWeight, check, outlier_bytes
 from colibri.quantize import choose, formats
 from colibri.quantize.choose import Choice, quantize, stored_bytes
 from colibri.quantize.report import measure, relative_error, weight_error
@@ -39,7 +39,7 @@ def plain_int8(matrix: Array) -> Int8Weight:
 
 
 def parts(weight: Any) -> tuple[Any, ...]:
-    e = weight.residual
+    e = weight.outliers
     return (
         weight.q.tobytes(),
         weight.scale.tobytes(),
@@ -84,7 +84,7 @@ def test_weights_come_back_close(name: str, share: float) -> None:
 
 @pytest.mark.parametrize("encode", [formats.int8, formats.int4])
 @pytest.mark.parametrize("spike", [50.0, 1e4, 6e4])
-def test_the_residual_takes_spikes_from_their_neighbours(encode: Callable[..., StoredWeight], spike: float) -> None:
+def test_the_outliers_takes_spikes_from_their_neighbours(encode: Callable[..., StoredWeight], spike: float) -> None:
     matrix = GAUSS.copy()
     matrix[:, 3] = spike
     weight = encode(matrix, share=0.1)
@@ -131,25 +131,25 @@ def test_fp16_rounds_to_nearest() -> None:
     assert 0 < weight_error(GAUSS, weight) < 5e-4
 
 
-# --- the residual -----------------------------------------------------------------------------------------------------
+# --- the outliers -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("shape", [(1, 4096), (7, 1500), (64, 512), (33, 1000), (16, 64), (512, 8)])
 @pytest.mark.parametrize("share", [0.01, 0.003, 0.1])
-def test_residual_has_exactly_the_entries_its_share_pays_for(kind: str, shape: tuple[int, int], share: float) -> None:
-    entries = formats.residual_entries(*shape, share, kind)
+def test_outliers_has_exactly_the_entries_its_share_pays_for(kind: str, shape: tuple[int, int], share: float) -> None:
+    entries = formats.outlier_entries(*shape, share, kind)
     for matrix in (heavy(shape), np.zeros(shape, np.float32)):
         weight = getattr(formats, kind)(matrix, share=share)
         check(weight)
         bare = weight.q.size / (1 if kind == "int8" else 2) + weight.scale.nbytes
-        if weight.residual is None:
-            assert entries == 0 and share * bare < residual_bytes(shape, 1)
+        if weight.outliers is None:
+            assert entries == 0 and share * bare < outlier_bytes(shape, 1)
             continue
-        assert len(weight.residual.values) == entries > 0
-        room = share * bare - residual_bytes(shape, entries)
+        assert len(weight.outliers.values) == entries > 0
+        room = share * bare - outlier_bytes(shape, entries)
         assert room >= 0 and (room < 5 or entries == shape[0] * shape[1])
-        places = weight.residual.rows * shape[1] + weight.residual.columns
+        places = weight.outliers.rows * shape[1] + weight.outliers.columns
         assert (np.diff(places) > 0).all()
 
 
@@ -158,8 +158,8 @@ def test_one_row_may_take_most_entries() -> None:
     matrix[3] = heavy((1, 4096), 1.5)[0] * 100
     weight = formats.int8(matrix, share=0.1)
     check(weight)
-    assert weight.residual is not None and weight.residual.counts[3] > 700
-    assert len(weight.residual.values) == formats.residual_entries(8, 4096, 0.1, "int8")
+    assert weight.outliers is not None and weight.outliers.counts[3] > 700
+    assert len(weight.outliers.values) == formats.outlier_entries(8, 4096, 0.1, "int8")
 
 
 def test_entries_go_where_the_output_error_is() -> None:
@@ -185,17 +185,17 @@ def test_heavy_tails_lose_at_most_half_of_plain_int8(df: int) -> None:
     assert error < 0.01
 
 
-def test_residual_is_there_by_default_only_where_it_pays() -> None:
+def test_outliers_is_there_by_default_only_where_it_pays() -> None:
     def entries(kind: str, df: float) -> int:
         graph = Graph("one")
         weight = graph.add_constant("w", heavy((64, 1024), df))
         graph.outputs = [graph.add("linear", graph.add_input("x", (1024,)), weight)]
         stored = quantize(graph, kind)[0].constants["w"]
         assert isinstance(stored, Int8Weight | Int4Weight)
-        return 0 if stored.residual is None else len(stored.residual.values)
+        return 0 if stored.outliers is None else len(stored.outliers.values)
 
     assert entries("int8", 1000) == entries("int4", 1000) == 0
-    assert entries("int8", 3) == formats.residual_entries(64, 1024, formats.SHARE, "int8")
+    assert entries("int8", 3) == formats.outlier_entries(64, 1024, formats.SHARE, "int8")
 
 
 def test_weights_beyond_float16_keep_a_finite_residual() -> None:
@@ -206,7 +206,7 @@ def test_weights_beyond_float16_keep_a_finite_residual() -> None:
     assert weight_error(matrix, weight) < 0.1
 
 
-def test_residual_helps_int4_and_gaussian_weights_too() -> None:
+def test_outliers_helps_int4_and_gaussian_weights_too() -> None:
     for matrix in (heavy((64, 1024), 3), heavy((64, 1024), 100)):
         for encode in (formats.int8, formats.int4):
             assert weight_error(matrix, encode(matrix)) < 0.99 * weight_error(matrix, encode(matrix, share=0))
@@ -447,14 +447,14 @@ def test_flips_are_counted(
     assert (quality.error > 0) == (flipped > 0)
 
 
-def test_report_says_what_the_residual_is_worth() -> None:
+def test_report_says_what_the_outliers_is_worth() -> None:
     new, _ = quantize(MODEL, "int8", ROWS, share=0.1)
     quality = measure(MODEL, new, ROWS, scorer=lambda outputs: float(outputs[0].mean()))
     for value in (*quality.layers, *quality.outputs):
-        assert 0 < value.error < 0.5 * value.without_residual
+        assert 0 < value.error < 0.5 * value.without_outliers
     assert quality.error == relative_error(run(MODEL, ROWS)[0], run(new, ROWS)[0])
     assert quality.metric is not None and quality.metric.reference == float(run(MODEL, ROWS)[0].mean())
-    assert len({quality.metric.reference, quality.metric.quantised, quality.metric.without_residual}) == 3
+    assert len({quality.metric.reference, quality.metric.quantised, quality.metric.without_outliers}) == 3
     text, plain = str(quality), json.loads(json.dumps(quality.to_dict()))
     assert all(word in text for word in ("layer moe", "router moe", "without E", "metric"))
     assert plain["error"] == quality.error and plain["flips"][0]["share"] == quality.flips[0].share

@@ -1,7 +1,7 @@
-/* The deepest that colibri_forward grows the stack for each row: it runs on a painted stack of its own.
+/* The deepest that colibri_forward grows the stack for each row: it runs on a painted stack of its
+ * own.
  *
- *     stack MODEL BYTES ROWS COUNT CONTEXT_BYTES       prints one number a row
- */
+ *     stack MODEL BYTES ROWS COUNT CONTEXT_BYTES       prints one number a row */
 #define _GNU_SOURCE
 #include "colibri.h"
 
@@ -21,21 +21,18 @@ typedef struct {
     float *output;
 } job;
 
-static void nothing(colibri_context_t *ctx, const float *input, float *output, int batch_size)
-{
+static void nothing(colibri_context_t *ctx, const float *input, float *output, int batch_size) {
     (void)ctx, (void)input, (void)output, (void)batch_size;
 }
 
-static void *run(void *arg)
-{
+static void *run(void *arg) {
     const job *j = arg;
     j->call(j->ctx, j->input, j->output, 1);
     return NULL;
 }
 
 /* Bytes of the stack that a thread which makes this call has used. */
-static size_t used(job *j, unsigned char *stack)
-{
+static size_t used(job *j, unsigned char *stack) {
     pthread_attr_t attributes;
     pthread_t thread;
     memset(stack, PAINT, STACK);
@@ -50,8 +47,7 @@ static size_t used(job *j, unsigned char *stack)
     return STACK - low;
 }
 
-static void *block(const char *file, size_t size)
-{
+static void *block(const char *file, size_t size) {
     void *memory = aligned_alloc(64, (size + 63) / 64 * 64);
     FILE *in = file == NULL ? NULL : fopen(file, "rb");
     if (memory == NULL || (file != NULL && (in == NULL || fread(memory, 1, size, in) != size))) {
@@ -63,8 +59,7 @@ static void *block(const char *file, size_t size)
     return memory;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     if (argc != 6) {
         return 2;
     }
@@ -82,7 +77,8 @@ int main(int argc, char **argv)
     const size_t base = used(&idle, stack);
     for (int n = 0; n < rows; ++n) {
         job j = {colibri_forward, ctx, input + (size_t)n * ctx->input_size, output};
-        printf("%zu\n", used(&j, stack) - base + sizeof(void *)); /* idle pushed its return address */
+        printf("%zu\n",
+               used(&j, stack) - base + sizeof(void *)); /* idle pushed its return address */
     }
     return 0;
 }

@@ -227,7 +227,7 @@ def test_flips_are_the_tokens_that_went_elsewhere_with_the_references_margins() 
 
 
 def test_quantising_flips_only_behind_what_it_changed() -> None:
-    narrow, wide = loaded(gated(fmt="int4")), loaded(gated(fmt="int4 with residual"))
+    narrow, wide = loaded(gated(fmt="int4")), loaded(gated(fmt="int4 with outliers"))
     first, second = routes.flips(narrow, wide, [ROWS])
     assert first.flips.flipped == 0 < second.flips.flipped
 

@@ -1,4 +1,5 @@
-/* Colibri's firmware: generated model.c, the kernels it uses, and the context as the only memory. */
+/* Colibri's firmware: generated model.c, the kernels it uses, and the context as the only
+ * memory. */
 #include "colibri.h"
 #include "harness.h"
 #include "model.h"
@@ -10,8 +11,7 @@
 static _Alignas(64) uint8_t memory[COLIBRI_MODEL_CONTEXT_BYTES];
 static colibri_context_t *context;
 
-int peer_start(void)
-{
+int peer_start(void) {
     context = colibri_init(memory, sizeof memory, colibri_model);
 #ifdef WITH_SELFTEST
     float output[COLIBRI_MODEL_OUTPUT_SIZE];
@@ -22,8 +22,7 @@ int peer_start(void)
     return context == NULL;
 }
 
-float peer_forecast(const float *features)
-{
+float peer_forecast(const float *features) {
     float output[COLIBRI_MODEL_OUTPUT_SIZE];
     colibri_forward(context, features, output, 1);
     return output[0];

@@ -1,15 +1,12 @@
-/* emlearn's nets, one an expert with the head behind it; the routing around them, and the head's bias, are by hand. */
+/* emlearn's nets, one an expert with the head behind it; the routing around them, and the head's
+ * bias, are by hand. */
 #include "harness.h"
 #include "emlearn.h" /* written by emlearn.convert */
 #include "gate_fp32.h"
 
-int peer_start(void)
-{
-    return 0;
-}
+int peer_start(void) { return 0; }
 
-float peer_forecast(const float *features)
-{
+float peer_forecast(const float *features) {
     float logits[EXPERTS];
     int chosen = 0;
     for (int e = 0; e < EXPERTS; ++e) {

@@ -1,6 +1,6 @@
-/* The model by hand in plain C, fp32: the chosen expert only, its probability applied behind the ReLU, which a positive
- * factor passes. With PACKED, four rows a pass, their weights side by side: one pointer, and an input
- * is loaded once for four products. */
+/* The model by hand in plain C, fp32: the chosen expert only, its probability applied behind the
+ * ReLU, which a positive factor passes. With PACKED, four rows a pass, their weights side by side:
+ * one pointer, and an input is loaded once for four products. */
 #include <math.h>
 
 #include "harness.h"
@@ -12,8 +12,8 @@
 
 #ifdef PACKED
 /* y (rows) = w (groups of four rows, columns, 4) x + bias; columns are even. */
-static void linear(const float *w, const float *bias, const float *x, float *y, int rows, int columns)
-{
+static void linear(const float *w, const float *bias, const float *x, float *y, int rows,
+                   int columns) {
     for (int row = 0; row < rows; row += 4) {
         float s[4] = {0.0f};
         for (const float *at = x, *end = x + columns; at < end; at += 2, w += 8) {
@@ -28,8 +28,8 @@ static void linear(const float *w, const float *bias, const float *x, float *y, 
 }
 #else
 /* y (rows) = w (rows, columns) x + bias */
-static void linear(const float *w, const float *bias, const float *x, float *y, int rows, int columns)
-{
+static void linear(const float *w, const float *bias, const float *x, float *y, int rows,
+                   int columns) {
     for (int row = 0; row < rows; ++row) {
         float sum = bias[row];
         for (int column = 0; column < columns; ++column) {
@@ -40,20 +40,15 @@ static void linear(const float *w, const float *bias, const float *x, float *y, 
 }
 #endif
 
-static void relu(float *x, int count)
-{
+static void relu(float *x, int count) {
     for (int i = 0; i < count; ++i) {
         x[i] = x[i] > 0.0f ? x[i] : 0.0f;
     }
 }
 
-int peer_start(void)
-{
-    return 0;
-}
+int peer_start(void) { return 0; }
 
-float peer_forecast(const float *features)
-{
+float peer_forecast(const float *features) {
     float logits[EXPERTS], hidden[HIDDEN], out[WIDTH];
     linear(gate_weight, gate_bias, features, logits, EXPERTS, FEATURES);
     int chosen = 0;

@@ -1,7 +1,8 @@
-/* The model by hand, int8: a scale for each row of weights, and one for each vector of activations, found as it comes.
- * The head stays float, which is cheaper than quantising its inputs, and so does the gate, whose near ties int8 turns
- * over, but with INT8_GATE. VARIANT 0 is plain C; 1 multiplies with the DSP instructions, a row at a time; 2 takes four
- * rows at a time, whose weights lie side by side, and inputs widened once. */
+/* The model by hand, int8: a scale for each row of weights, and one for each vector of activations,
+ * found as it comes. The head stays float, which is cheaper than quantising its inputs, and so does
+ * the gate, whose near ties int8 turns over, but with INT8_GATE. VARIANT 0 is plain C; 1 multiplies
+ * with the DSP instructions, a row at a time; 2 takes four rows at a time, whose weights lie side
+ * by side, and inputs widened once. */
 #include <arm_acle.h>
 #include <math.h>
 #include <string.h>
@@ -14,7 +15,8 @@
 #endif
 
 #if VARIANT == 2
-/* Four inputs in two words: 16 bits each, the first and third, then the second and fourth, as SXTB16 parts weights. */
+/* Four inputs in two words: 16 bits each, the first and third, then the second and fourth, as
+ * SXTB16 parts weights. */
 typedef struct {
     int16x2_t even, odd;
 } input_t;
@@ -25,37 +27,31 @@ typedef struct {
 #endif
 
 #if VARIANT != 0
-static inline int16x2_t even(int8x4_t bytes)
-{
-    return __sxtb16(bytes);
-}
+static inline int16x2_t even(int8x4_t bytes) { return __sxtb16(bytes); }
 
-static inline int16x2_t odd(int8x4_t bytes)
-{
+static inline int16x2_t odd(int8x4_t bytes) {
     int16x2_t pair; /* the compiler does not fold a rotation into SXTB16 */
     __asm__("sxtb16 %0, %1, ror #8" : "=r"(pair) : "r"(bytes));
     return pair;
 }
 
-static inline int8x4_t load(const void *bytes)
-{
+static inline int8x4_t load(const void *bytes) {
     int8x4_t word;
     memcpy(&word, bytes, sizeof word);
     return word;
 }
 #endif
 
-/* The nearest integer in the low half of the result: at 1.5 * 2^23 a float's last bit is worth 1. */
-static inline uint32_t nearest(float x)
-{
+/* The nearest integer in the low half of the result: at 1.5 * 2^23 a float's last bit is worth
+ * 1. */
+static inline uint32_t nearest(float x) {
     const float sum = x + 12582912.0f;
     uint32_t bits;
     memcpy(&bits, &sum, sizeof bits);
     return bits;
 }
 
-static inline void put(input_t *to, float a, float b, float c, float d)
-{
+static inline void put(input_t *to, float a, float b, float c, float d) {
 #if VARIANT == 2
     to->even = (int16x2_t)((nearest(a) & 0xFFFF) | nearest(c) << 16);
     to->odd = (int16x2_t)((nearest(b) & 0xFFFF) | nearest(d) << 16);
@@ -65,9 +61,9 @@ static inline void put(input_t *to, float a, float b, float c, float d)
 #endif
 }
 
-/* Quantises `count` values, an even number, into inputs of four, zeros behind the last; returns their scale. */
-static float quantise(const float *x, int count, input_t *to)
-{
+/* Quantises `count` values, an even number, into inputs of four, zeros behind the last; returns
+ * their scale. */
+static float quantise(const float *x, int count, input_t *to) {
     float most = 0.0f;
     for (int i = 0; i < count; i += 2) {
         most = fmaxf(fmaxf(most, fabsf(x[i])), fabsf(x[i + 1]));
@@ -85,8 +81,7 @@ static float quantise(const float *x, int count, input_t *to)
 
 #if VARIANT == 2
 /* The sums of a group of four rows; returns where the next one's weights are. */
-static inline const int8_t *four_rows(const int8_t *w, int words, const input_t *x, int32_t *sums)
-{
+static inline const int8_t *four_rows(const int8_t *w, int words, const input_t *x, int32_t *sums) {
     int32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
     for (const input_t *end = x + words; x < end; ++x, w += 16) {
         const int16x2_t a = x->even, b = x->odd;
@@ -102,8 +97,7 @@ static inline const int8_t *four_rows(const int8_t *w, int words, const input_t 
 #endif
 
 #if VARIANT != 2
-static inline int32_t one_row(const int8_t *w, int words, const input_t *x)
-{
+static inline int32_t one_row(const int8_t *w, int words, const input_t *x) {
     int32_t sum = 0;
     for (int word = 0; word < words; ++word) {
 #if VARIANT == 0
@@ -120,9 +114,8 @@ static inline int32_t one_row(const int8_t *w, int words, const input_t *x)
 #endif
 
 /* y (rows) = w (rows, 4 words) x + bias; `scale` is the inputs'. */
-static void linear(const int8_t *w, const float *row_scale, const float *bias, const input_t *x, float scale, float *y,
-                   int rows, int words)
-{
+static void linear(const int8_t *w, const float *row_scale, const float *bias, const input_t *x,
+                   float scale, float *y, int rows, int words) {
 #if VARIANT == 2
     for (int row = 0; row < rows; row += 4) {
         int32_t sums[4];
@@ -133,14 +126,14 @@ static void linear(const int8_t *w, const float *row_scale, const float *bias, c
     }
 #else
     for (int row = 0; row < rows; ++row) {
-        y[row] = bias[row] + (float)one_row(w + 4 * row * words, words, x) * (row_scale[row] * scale);
+        y[row] =
+            bias[row] + (float)one_row(w + 4 * row * words, words, x) * (row_scale[row] * scale);
     }
 #endif
 }
 
 #ifndef INT8_GATE
-static void float_gate(const float *x, float *logits)
-{
+static void float_gate(const float *x, float *logits) {
 #if VARIANT == 2
     _Static_assert(EXPERTS == 3, "a sum each");
     const float *w = gate_float;
@@ -161,20 +154,15 @@ static void float_gate(const float *x, float *logits)
 }
 #endif
 
-static void relu(float *x, int count)
-{
+static void relu(float *x, int count) {
     for (int i = 0; i < count; ++i) {
         x[i] = x[i] > 0.0f ? x[i] : 0.0f;
     }
 }
 
-int peer_start(void)
-{
-    return 0;
-}
+int peer_start(void) { return 0; }
 
-float peer_forecast(const float *features)
-{
+float peer_forecast(const float *features) {
     input_t input[FEATURES_WORDS];
     float logits[EXPERTS], hidden[HIDDEN], out[WIDTH];
     float scale = quantise(features, FEATURES, input);
@@ -191,10 +179,12 @@ float peer_forecast(const float *features)
     for (int e = 0; e < EXPERTS; ++e) {
         total += expf(logits[e] - logits[chosen]);
     }
-    linear(first_weight[chosen], first_scale[chosen], first_bias[chosen], input, scale, hidden, HIDDEN, FEATURES_WORDS);
+    linear(first_weight[chosen], first_scale[chosen], first_bias[chosen], input, scale, hidden,
+           HIDDEN, FEATURES_WORDS);
     relu(hidden, HIDDEN);
     scale = quantise(hidden, HIDDEN, input);
-    linear(second_weight[chosen], second_scale[chosen], second_bias[chosen], input, scale, out, WIDTH, HIDDEN / 4);
+    linear(second_weight[chosen], second_scale[chosen], second_bias[chosen], input, scale, out,
+           WIDTH, HIDDEN / 4);
     relu(out, WIDTH);
     float change = 0.0f;
     for (int i = 0; i < WIDTH; ++i) {

@@ -1,6 +1,7 @@
-/* The stream by hand in plain C, as one would write it first: arrays, a loop for each matrix, the past in static arrays.
- * INT8 1 multiplies bytes, with a scale for each row of weights and one for each vector of inputs, found as it comes; the
- * classifier stays float. 2 multiplies with the DSP instructions, a row at a time. */
+/* The stream by hand in plain C, as one would write it first: arrays, a loop for each matrix, the
+ * past in static arrays. INT8 1 multiplies bytes, with a scale for each row of weights and one for
+ * each vector of inputs, found as it comes; the classifier stays float. 2 multiplies with the DSP
+ * instructions, a row at a time. */
 #include <math.h>
 #include <string.h>
 
@@ -17,8 +18,8 @@
 static float past[TAPS * CHANNELS], state[HIDDEN];
 
 /* y (rows) = w (rows, columns) x + bias */
-static void linear(const float *w, const float *bias, const float *x, float *y, int rows, int columns)
-{
+static void linear(const float *w, const float *bias, const float *x, float *y, int rows,
+                   int columns) {
     for (int row = 0; row < rows; ++row) {
         float sum = bias[row];
         for (int column = 0; column < columns; ++column) {
@@ -30,8 +31,7 @@ static void linear(const float *w, const float *bias, const float *x, float *y, 
 
 #if INT8
 /* A vector's largest magnitude becomes 127; returns the scale. Columns are whole words. */
-static float quantise(const float *x, int count, int8_t *q)
-{
+static float quantise(const float *x, int count, int8_t *q) {
     float most = 0.0f;
     for (int i = 0; i < count; ++i) {
         most = fmaxf(most, fabsf(x[i]));
@@ -43,8 +43,7 @@ static float quantise(const float *x, int count, int8_t *q)
     return most / 127.0f;
 }
 
-static int32_t dot(const int8_t *w, const int8_t *x, int columns)
-{
+static int32_t dot(const int8_t *w, const int8_t *x, int columns) {
     int32_t sum = 0;
 #if INT8 == 2
     for (int column = 0; column < columns; column += 4) {
@@ -65,31 +64,25 @@ static int32_t dot(const int8_t *w, const int8_t *x, int columns)
     return sum;
 }
 
-static void product(const int8_t *w, const float *scale, const float *bias, const float *x, float *y, int rows, int columns)
-{
+static void product(const int8_t *w, const float *scale, const float *bias, const float *x,
+                    float *y, int rows, int columns) {
     _Alignas(4) int8_t q[TAPS * CHANNELS];
     const float input_scale = quantise(x, columns, q);
     for (int row = 0; row < rows; ++row) {
         y[row] = bias[row] + (float)dot(w + row * columns, q, columns) * (scale[row] * input_scale);
     }
 }
-#define PRODUCT(name, x, y, rows, columns) product(name##_weight, name##_scale, name##_bias, x, y, rows, columns)
+#define PRODUCT(name, x, y, rows, columns)                                                         \
+    product(name##_weight, name##_scale, name##_bias, x, y, rows, columns)
 #else
 #define PRODUCT(name, x, y, rows, columns) linear(name##_weight, name##_bias, x, y, rows, columns)
 #endif
 
-static float sigmoid(float x)
-{
-    return 1.0f / (1.0f + expf(-x));
-}
+static float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-int peer_start(void)
-{
-    return 0;
-}
+int peer_start(void) { return 0; }
 
-float peer_forecast(const float *features)
-{
+float peer_forecast(const float *features) {
     float y[WIDTH], now[3 * HIDDEN], before[3 * HIDDEN], logits[CLASSES];
     memmove(past, past + CHANNELS, (TAPS - 1) * CHANNELS * sizeof *past);
     memcpy(past + (TAPS - 1) * CHANNELS, features, CHANNELS * sizeof *past);
@@ -100,7 +93,8 @@ float peer_forecast(const float *features)
     PRODUCT(input, y, now, 3 * HIDDEN, WIDTH);
     PRODUCT(state, state, before, 3 * HIDDEN, HIDDEN);
     for (int i = 0; i < HIDDEN; ++i) {
-        const float reset = sigmoid(now[i] + before[i]), update = sigmoid(now[HIDDEN + i] + before[HIDDEN + i]);
+        const float reset = sigmoid(now[i] + before[i]),
+                    update = sigmoid(now[HIDDEN + i] + before[HIDDEN + i]);
         const float fresh = tanhf(now[2 * HIDDEN + i] + reset * before[2 * HIDDEN + i]);
         state[i] = (1.0f - update) * fresh + update * state[i];
     }

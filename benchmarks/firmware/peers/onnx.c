@@ -2,14 +2,10 @@
 #include "harness.h"
 #include "model.c"
 
-int peer_start(void)
-{
-    return 0;
-}
+int peer_start(void) { return 0; }
 
-float peer_forecast(const float *features)
-{
+float peer_forecast(const float *features) {
     float change[1][1];
-    model((const float(*)[70])features, change);
+    model((const float (*)[70])features, change);
     return change[0][0];
 }

@@ -2,14 +2,10 @@
 #include "harness.h"
 #include "style.c"
 
-int peer_start(void)
-{
-    return 0;
-}
+int peer_start(void) { return 0; }
 
-float peer_forecast(const float *features)
-{
+float peer_forecast(const float *features) {
     float change[1][1];
-    entry((const float(*)[70])features, change);
+    entry((const float (*)[70])features, change);
     return change[0][0];
 }

@@ -1,8 +1,10 @@
 /* Decodes with a mapped language model under one policy, and prints figures as JSON.
  *
- *     larger MODEL POOL FILL TOKENS THREADS     THREADS prefetching; 0: page faults and nothing else
+ *     larger MODEL POOL FILL TOKENS THREADS     THREADS prefetching; 0: page faults and nothing
+ *                                               else
  *
- * POOL threads compute. FILL tokens fill memory and are not counted, TOKENS are; ids are drawn, always the same. */
+ * POOL threads compute. FILL tokens fill memory and are not counted, TOKENS are; ids are drawn,
+ * always the same. */
 #define _GNU_SOURCE
 #include "colibri_host.h"
 #include "colibri_lm.h"
@@ -16,28 +18,26 @@ static colibri_map_t map;
 static colibri_pool_t pool;
 static colibri_prefetch_t prefetch;
 
-static void require(int condition, const char *what)
-{
+static void require(int condition, const char *what) {
     if (!condition) {
         fprintf(stderr, "larger: %s failed\n", what);
         exit(1);
     }
 }
 
-static double seconds(void)
-{
+static double seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
 /* A figure of this process: /proc/self/io's read_bytes, or /proc/self/status's VmRSS in kB. */
-static unsigned long long figure(const char *path, const char *format)
-{
+static unsigned long long figure(const char *path, const char *format) {
     unsigned long long value = 0;
     char line[256];
     FILE *file = fopen(path, "r");
-    while (file != NULL && fgets(line, sizeof line, file) != NULL && sscanf(line, format, &value) != 1) {
+    while (file != NULL && fgets(line, sizeof line, file) != NULL &&
+           sscanf(line, format, &value) != 1) {
     }
     if (file != NULL) {
         fclose(file);
@@ -45,8 +45,7 @@ static unsigned long long figure(const char *path, const char *format)
     return value;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     require(argc == 6, "arguments: MODEL POOL FILL TOKENS THREADS");
     const int fill = atoi(argv[3]), tokens = atoi(argv[4]), threads = atoi(argv[5]);
     require(colibri_map_open(&map, argv[1], 0) == COLIBRI_OK, "map");
@@ -93,10 +92,11 @@ int main(int argc, char **argv)
         colibri_prefetch_count(&prefetch, &counts);
         colibri_prefetch_stop(&prefetch);
     }
-    printf("{\"tokens\": %d, \"seconds\": %.6f, \"first\": %.6f, \"read\": %llu, \"digest\": %u, \"resident\": %llu, "
+    printf("{\"tokens\": %d, \"seconds\": %.6f, \"first\": %.6f, \"read\": %llu, \"digest\": %u, "
+           "\"resident\": %llu, "
            "\"hits\": %llu, \"misses\": %llu, \"dropped\": %llu, \"late\": %llu}\n",
            tokens, took, first, read, digest, figure("/proc/self/status", "VmRSS: %llu") << 10,
-           (unsigned long long)counts.hits, (unsigned long long)counts.misses, (unsigned long long)counts.dropped,
-           (unsigned long long)counts.late);
+           (unsigned long long)counts.hits, (unsigned long long)counts.misses,
+           (unsigned long long)counts.dropped, (unsigned long long)counts.late);
     return 0;
 }

@@ -83,8 +83,8 @@ def entries() -> dict[str, Entry]:
         if dtype in WEIGHT_BYTES  # "mixed" weights have no bound of their own
         for way in ("c", "python")
     ]
-    residual = Entry("colibri-c-int8-e", "colibri_engine", "c+e", "int8", copies=0.5)
-    return {entry.name: entry for entry in [*ours, residual, *_PEERS]}
+    outliers = Entry("colibri-c-int8-e", "colibri_engine", "c+e", "int8", copies=0.5)
+    return {entry.name: entry for entry in [*ours, outliers, *_PEERS]}
 
 
 def why_not(entry: Entry, size: Size, threads: int, absent: dict[str, str]) -> str | None:

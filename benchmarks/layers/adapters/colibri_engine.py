@@ -16,9 +16,9 @@ _CHECKED_ROWS, _CHECKED_MACS = 64, 1 << 28  # rows the exporter calibrates on an
 
 
 def create(name: str, kind: str, dtype: str) -> Adapter:
-    """The adapter for one way of calling; `c+e` is C with a residual E of the usual share, whether it pays or not."""
+    """The adapter for one way of calling; `c+e` is C with outliers E of the usual share, whether they pay or not."""
     way, _, extra = kind.partition("+")
-    return (FromC if way == "c" else FromPython)(name, dtype=dtype, residual=extra == "e")
+    return (FromC if way == "c" else FromPython)(name, dtype=dtype, outliers=extra == "e")
 
 
 class _Exported(Adapter):
@@ -27,7 +27,7 @@ class _Exported(Adapter):
     sources = ("adapters/colibri_engine.py",)
 
     def folder(self, size: Size) -> Path:
-        path = size.path / f"colibri-{self.options['dtype']}{'-e' if self.options['residual'] else ''}"
+        path = size.path / f"colibri-{self.options['dtype']}{'-e' if self.options['outliers'] else ''}"
         path.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -43,8 +43,8 @@ class _Exported(Adapter):
         rows = inputs(size, 32).reshape(-1, size.d)[:count]
         dtype = self.options["dtype"]
         graph = router_graph(size) if dtype == "router" else layer_graph(size)
-        share = SHARE if self.options["residual"] else None
-        how = Quantization("fp32" if dtype == "router" else dtype, residual_share=share)
+        share = SHARE if self.options["outliers"] else None
+        how = Quantization("fp32" if dtype == "router" else dtype, outlier_share=share)
         export = build(graph, quantization=how, max_batch=max(BATCHES), calibration=[rows])
         (self.folder(size) / "model.bin").write_bytes(export.image)
 

@@ -1,4 +1,4 @@
-"""How exact int8 with its sparse residual E is on weights with heavy tails, beside plain int8 (a scale a row)."""
+"""How exact int8 with its sparse outliers E is on weights with heavy tails, beside plain int8 (a scale a row)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ harness, NumPy included, is the same for all in Python. *Beyond the weights*: pe
 all inputs, minus the weight files. *Over both*: that minus what the process had after its imports; negative where not
 all of a mapped file was touched."""
 _TAILS_NOTE = """Weights from Student's t, heavy-tailed as trained ones are: relative error (‖Δ‖ / ‖exact‖) of a K × K
-matrix with a scale a row (*plain*) and with the sparse residual E besides, and of the output of a gated expert made of
+matrix with a scale a row (*plain*) and with the sparse outliers E besides, and of the output of a gated expert made of
 such matrices. No calibration: all inputs count alike."""
 _SPEED_NOTE = """Speed with E in C, one thread, beside Colibri's fp16 in C and, from Python, the nearest peer to 8 bits
 with a scale for each group of 32: time, time ÷ that of int8 with E, error."""
@@ -115,7 +115,7 @@ The tiny layer, batch 1, one thread: in C, from Python, and the difference, whic
 
 
 def heavy_tails(data: Data) -> str:
-    """The accuracy and the speed of int8 with its residual E."""
+    """The accuracy and the speed of int8 with its outliers E."""
     parts = ["## int8 with E"]
     if data["heavy_tails"]:
         rows = [

@@ -158,7 +158,7 @@ def _method(data: Data) -> str:
 - *ort-moe* and *ort-qmoe* are onnxruntime's contrib operators; *ort-loop* finds, gathers and scatters each expert's
   rows, *dq8* is its dynamic quantisation, *n8* and *n4* use MatMulNBits (blocks of 32, int8 activations); *dense*
   computes every expert for every row. *torch-int8* is fbgemm's dynamic quantisation. The router is float32 everywhere.
-- *colibri int8* is what the exporter makes by default: these weights are normally distributed, where the residual E
+- *colibri int8* is what the exporter makes by default: these weights are normally distributed, where the outliers E
   does not pay, so there is none; *int8-e* has it all the same, 1 % of the bytes.
 - *Error* is the largest over all inputs of the largest difference from float64, over the largest output. Quantised
   peers choose their own scales: compare error and time together."""

@@ -5,37 +5,43 @@
 
 #include "../format/error_text.h"
 
-int colibri_check(const uint8_t *model_bin, size_t size, enum colibri_depth depth)
-{
+int colibri_check(const uint8_t *model_bin, size_t size, enum colibri_depth depth) {
     clb_model m;
     const int error = clb_validate(model_bin, size, &m);
-    RETURN_IF(error != COLIBRI_OK || depth == COLIBRI_CHECK_STRUCTURE, error);
-    RETURN_IF(clb_crc32(model_bin + m.header->meta_bytes, m.header->shared_bytes) != m.header->shared_crc,
-              COLIBRI_ERR_CHECKSUM);
+    if (error != COLIBRI_OK || depth == COLIBRI_CHECK_STRUCTURE) return error;
+    if (clb_crc32(model_bin + m.header->meta_bytes, m.header->shared_bytes) !=
+        m.header->shared_crc) {
+        return COLIBRI_ERR_CHECKSUM;
+    }
     for (uint32_t n = 0; n < m.header->experts; ++n) {
-        RETURN_IF(clb_crc32(model_bin + m.experts[n].offset, m.experts[n].bytes) != m.experts[n].crc,
-                  COLIBRI_ERR_CHECKSUM);
+        if (clb_crc32(model_bin + m.experts[n].offset, m.experts[n].bytes) != m.experts[n].crc) {
+            return COLIBRI_ERR_CHECKSUM;
+        }
     }
     return COLIBRI_OK;
 }
 
-int colibri_diagnose(const void *mem, size_t mem_size, const uint8_t *model_bin)
-{
+int colibri_diagnose(const void *mem, size_t mem_size, const uint8_t *model_bin) {
     clb_model m;
     const int error = clb_validate(model_bin, UINT64_MAX, &m);
     return error != COLIBRI_OK ? error : clb_check_memory(mem, mem_size, m.header->context_bytes);
 }
 
-uint64_t colibri_worst_work(const uint8_t *model_bin)
-{
+uint64_t colibri_worst_work(const uint8_t *model_bin) {
     const clb_header *header;
     return clb_read_header(model_bin, &header) == COLIBRI_OK ? header->worst_work : 0;
 }
 
-static int known(int error) { return error >= 0 && error < (int)(sizeof error_table / sizeof error_table[0]); }
+static int known(int error) {
+    return error >= 0 && error < (int)(sizeof error_table / sizeof error_table[0]);
+}
 
-const char *colibri_error_name(int error) { return known(error) ? error_table[error][0] : "COLIBRI_ERR_UNKNOWN"; }
+const char *colibri_error_name(int error) {
+    return known(error) ? error_table[error][0] : "COLIBRI_ERR_UNKNOWN";
+}
 
-const char *colibri_error_text(int error) { return known(error) ? error_table[error][1] : "no error code of this engine"; }
+const char *colibri_error_text(int error) {
+    return known(error) ? error_table[error][1] : "no error code of this engine";
+}
 
 const char *colibri_version(void) { return COLIBRI_VERSION; }

@@ -1,19 +1,25 @@
-/* Proves in which order a valid program reads and writes: what an operation reads lies within what earlier operations wrote
- * for the same sample in the same run, no operation overwrites what it still reads, and what is read as a quantised row was
- * quantised. So a row's outputs depend on that row alone, and not on how the work is spread.
+/* Proves in which order a valid program reads and writes: what an operation reads lies within what
+ * earlier operations wrote for the same sample in the same run, no operation overwrites what it
+ * still reads, and what is read as a quantised row was quantised. So a row's outputs depend on that
+ * row alone, and not on how the work is spread.
  *
- * Every float that is read is accounted for, the last first: going back from the operation that reads it, some other writes
- * it, among the floats from its first to its last. Gaps between these are not looked at: they hold zeros at first, and later
- * what the same context left there. */
+ * Every float that is read is accounted for, the last first: going back from the operation that
+ * reads it, some other writes it, among the floats from its first to its last. Gaps between these
+ * are not looked at: they hold zeros at first, and later what the same context left there. */
 #include "proof.h"
 
-enum { LOOKS = 1 << 26 }; /* at operations and places, in a whole model: bounds the time of a proof, and no sound model comes near */
+enum {
+    LOOKS = 1 << 26
+    /* at operations and places, in a whole model: bounds the time of a proof, and no sound model
+     * comes near */
+};
 
 typedef struct {
     uint64_t begin, end; /* floats, from the start of the space; of one sample unless it says all */
 } stretch;
 
-/* The floats of an operand, from `begin` on: Σ index · stride. An axis goes beyond all that the axes before it reach. */
+/* The floats of an operand, from `begin` on: Σ index · stride. An axis goes beyond all that the
+ * axes before it reach. */
 typedef struct {
     uint64_t begin;
     uint32_t axes;
@@ -25,10 +31,14 @@ typedef struct {
     clb_use use;
     stretch once; /* in one step, the first by number */
     places all;   /* in all steps */
-    stretch left; /* its end is one past the last place unaccounted for; what is before it waits for the next pass */
+    stretch
+        /* its end is one past the last place unaccounted for; what is before it waits for the next
+         * pass */
+        left;
 } missing;
 
-/* A run of operations: the main program's before or after the source text is read, or an expert's. */
+/* A run of operations: the main program's before or after the source text is read, or an
+ * expert's. */
 typedef struct {
     const clb_model *model;
     const clb_op *ops;
@@ -39,28 +49,24 @@ typedef struct {
     missing missing; /* of that operation; here once, for a small stack */
 } flow;
 
-static int has(const clb_op *op, uint32_t trait) { return (clb_traits(op) & trait) != 0; }
-
 static int looks_too_often(flow *f) { return ++f->looks > LOOKS; }
 
 /* Of operation `n`, where that is the last loop before it. */
-static uint32_t steps_of(const flow *f, uint32_t loop, uint32_t n)
-{
+static uint32_t steps_of(const flow *f, uint32_t loop, uint32_t n) {
     return loop != CLB_NONE && n - loop <= f->ops[loop].loop.body ? f->ops[loop].loop.steps : 1;
 }
 
 /* A sample's rows, in `steps` steps. */
-static stretch stretch_of(const clb_use *u, uint32_t steps)
-{
+static stretch stretch_of(const clb_use *u, uint32_t steps) {
     const uint64_t begin = u->at->offset / sizeof(float);
     const uint64_t stepped = (uint64_t)(steps - 1) * u->at->step_stride;
-    return (stretch){begin, begin + stepped + (uint64_t)(u->rows - 1) * u->at->row_stride + u->floats - u->spare};
+    return (stretch){begin, begin + stepped + (uint64_t)(u->rows - 1) * u->at->row_stride +
+                                u->floats - u->spare};
 }
 
 static int meet(stretch a, stretch b) { return a.begin < b.end && b.begin < a.end; }
 
-static uint64_t common_divisor(uint64_t a, uint64_t b)
-{
+static uint64_t common_divisor(uint64_t a, uint64_t b) {
     while (b != 0) {
         const uint64_t rest = a % b;
         a = b;
@@ -69,8 +75,7 @@ static uint64_t common_divisor(uint64_t a, uint64_t b)
     return a;
 }
 
-static uint64_t reach_before(const places *p, uint32_t axes)
-{
+static uint64_t reach_before(const places *p, uint32_t axes) {
     uint64_t reach = 0;
     for (uint32_t axis = 0; axis < axes; ++axis) {
         reach += (p->dims[axis] - 1) * p->strides[axis];
@@ -79,12 +84,9 @@ static uint64_t reach_before(const places *p, uint32_t axes)
 }
 
 /* One more axis, in the order of their strides. */
-static void insert(places *p, uint64_t dim, uint64_t stride)
-{
+static void insert(places *p, uint64_t dim, uint64_t stride) {
     uint32_t at = p->axes;
-    if (dim == 1 || stride == 0) {
-        return;
-    }
+    if (dim == 1 || stride == 0) return;
     for (; at > 0 && p->strides[at - 1] > stride; --at) {
         p->dims[at] = p->dims[at - 1];
         p->strides[at] = p->strides[at - 1];
@@ -94,10 +96,10 @@ static void insert(places *p, uint64_t dim, uint64_t stride)
     ++p->axes;
 }
 
-/* Let an axis go beyond those before it. One that does not, as of windows that overlap, becomes one with the axis before it:
- * all multiples of what both are multiples of, which stay inside the value that is looked at. */
-static void disentangle(places *p)
-{
+/* Let an axis go beyond those before it. One that does not, as of windows that overlap, becomes one
+ * with the axis before it: all multiples of what both are multiples of, which stay inside the value
+ * that is looked at. */
+static void disentangle(places *p) {
     uint32_t kept = 0;
     for (uint32_t axis = 0; axis < p->axes; ++axis) {
         p->dims[kept] = p->dims[axis];
@@ -114,8 +116,7 @@ static void disentangle(places *p)
     p->axes = kept;
 }
 
-static places places_of(const clb_use *u, uint32_t steps)
-{
+static places places_of(const clb_use *u, uint32_t steps) {
     places p = {.begin = u->at->offset / sizeof(float)};
     insert(&p, u->axes == 0 ? u->floats - u->spare : 1, 1);
     for (uint32_t axis = 0; axis < CLB_AXES; ++axis) {
@@ -129,9 +130,8 @@ static places places_of(const clb_use *u, uint32_t steps)
 }
 
 /* One past the last place before `end`; `begin` where there is none. */
-static uint64_t before(const places *p, uint64_t end)
-{
-    RETURN_IF(end <= p->begin, p->begin);
+static uint64_t before(const places *p, uint64_t end) {
+    if (end <= p->begin) return p->begin;
     uint64_t rest = end - p->begin - 1;
     uint64_t last = p->begin;
     for (uint32_t axis = p->axes; axis-- > 0;) {
@@ -144,122 +144,125 @@ static uint64_t before(const places *p, uint64_t end)
 }
 
 /* Whether two operands have a place in common. */
-static int share(flow *f, const places *a, const places *b)
-{
+static int share(flow *f, const places *a, const places *b) {
     uint64_t end = UINT64_MAX;
     for (;;) {
         const uint64_t of_a = before(a, end);
         const uint64_t of_b = before(b, end);
-        RETURN_IF(of_a == a->begin || of_b == b->begin, 0);
-        RETURN_IF(of_a == of_b || looks_too_often(f), 1);
+        if (of_a == a->begin || of_b == b->begin) return 0;
+        if (of_a == of_b || looks_too_often(f)) return 1;
         end = of_a < of_b ? of_a : of_b;
     }
 }
 
 /* Of all samples. In a caller's array, or a token, a sample never meets another. */
-static stretch of_all(const flow *f, const clb_operand *v, stretch own)
-{
+static stretch of_all(const flow *f, const clb_operand *v, stretch own) {
     const uint64_t more = v->space == CLB_SPACE_ARENA ? (f->samples - 1) * v->sample_stride : 0;
     return (stretch){own.begin, own.end + more};
 }
 
 /* Memory for an operation's own use, for all samples. */
-static stretch work_of(const flow *f, const clb_op *op)
-{
+static stretch work_of(const flow *f, const clb_op *op) {
     const uint64_t begin = op->work.offset / sizeof(float);
     return (stretch){begin, begin + clb_work_floats(f->model, op, f->samples)};
 }
 
-/* Whether the samples of two operands have the same places, so that one of the one never meets another of the other. */
-static int same_places(const flow *f, const clb_operand *a, stretch in_a, const clb_operand *b, stretch in_b)
-{
-    RETURN_IF(a->space != CLB_SPACE_ARENA || f->samples == 1, 1);
+/* Whether the samples of two operands have the same places, so that one of the one never meets
+ * another of the other. */
+static int same_places(const flow *f, const clb_operand *a, stretch in_a, const clb_operand *b,
+                       stretch in_b) {
+    if (a->space != CLB_SPACE_ARENA || f->samples == 1) return 1;
     const uint64_t begin = in_a.begin < in_b.begin ? in_a.begin : in_b.begin;
     const uint64_t end = in_a.end > in_b.end ? in_a.end : in_b.end;
     return a->sample_stride == b->sample_stride && end - begin <= a->sample_stride;
 }
 
 /* Whether quantised rows are read as they were written. */
-static int same_rows(const clb_use *out, const clb_use *in)
-{
-    return out->cols == in->cols && out->rows == in->rows && out->at->offset == in->at->offset &&
-           out->at->sample_stride == in->at->sample_stride && out->at->step_stride == in->at->step_stride &&
-           (out->rows == 1 || out->at->row_stride == in->at->row_stride);
+static int same_rows(const clb_use *out, const clb_use *in) {
+    const clb_operand *to = out->at;
+    const clb_operand *from = in->at;
+    const int next = out->rows == 1 || to->row_stride == from->row_stride;
+    if (out->cols != in->cols || out->rows != in->rows || to->offset != from->offset) return 0;
+    return next && to->sample_stride == from->sample_stride && to->step_stride == from->step_stride;
 }
 
-/* What an operation in the reader's own loop has written when it is read: `before` the reader in a step, or behind it, so
- * that the step before is the last. */
-static stretch written_in_loop(const clb_op *loop, const clb_use *out, stretch once, stretch all, int before, const missing *m)
-{
+/* What an operation in the reader's own loop has written when it is read: `before` the reader in a
+ * step, or behind it, so that the step before is the last. */
+static stretch written_in_loop(const clb_op *loop, const clb_use *out, stretch once, stretch all,
+                               int before, const missing *m) {
     const stretch nothing = {0, 0};
     const uint64_t step = out->at->step_stride;
     const uint64_t span = (loop->loop.steps - 1) * step;
     const uint64_t shift = before ? 0 : step;
-    RETURN_IF(step != m->use.at->step_stride && !before, nothing);
-    RETURN_IF(step != m->use.at->step_stride && loop->loop.backward != 0, ((stretch){once.begin + span, once.end + span}));
-    RETURN_IF(step != m->use.at->step_stride, once);
-    RETURN_IF(step == 0, before ? once : nothing);
-    if (loop->loop.backward != 0) { /* the last step comes first, so what is written last lies at the beginning */
-        RETURN_IF(m->once.end <= once.begin + shift, nothing);
+    if (step != m->use.at->step_stride && !before) return nothing;
+    if (step != m->use.at->step_stride && loop->loop.backward != 0) {
+        return (stretch){once.begin + span, once.end + span};
+    }
+    if (step != m->use.at->step_stride) return once;
+    if (step == 0) return before ? once : nothing;
+    if (loop->loop.backward !=
+        0) { /* the last step comes first, so what is written last lies at the beginning */
+        if (m->once.end <= once.begin + shift) return nothing;
         return (stretch){all.begin + shift, all.end};
     }
-    RETURN_IF(m->once.begin + shift >= once.end, nothing);
+    if (m->once.begin + shift >= once.end) return nothing;
     return (stretch){all.begin, all.end - shift};
 }
 
 enum when { EARLIER, SAME_LOOP, STEP_BEFORE };
 
-/* Take away what operation `n` wrote before the reader read it. Where it did not write the last place, the others that it may
- * have written wait for another pass, for what came before it does not count there. 0: the reader may not read it. */
-static int look_at(flow *f, uint32_t n, uint32_t loop, enum when when, missing *m)
-{
+/* Take away what operation `n` wrote before the reader read it. Where it did not write the last
+ * place, the others that it may have written wait for another pass, for what came before it does
+ * not count there. 0: the reader may not read it. */
+static int look_at(flow *f, uint32_t n, uint32_t loop, enum when when, missing *m) {
     const clb_op *op = &f->ops[n];
-    RETURN_IF(looks_too_often(f), 0);
+    if (looks_too_often(f)) return 0;
     clb_use uses[CLB_OPERANDS];
     clb_uses(f->model, op, uses);
     const clb_use *out = &uses[CLB_OUT];
     const stretch wide = of_all(f, m->use.at, m->left);
-    const int arena = m->use.at->space == CLB_SPACE_ARENA && !has(op, CLB_READS_KEPT);
-    RETURN_IF(arena && meet(wide, work_of(f, op)), 0);
-    RETURN_IF(out->floats == 0 || out->at->space != m->use.at->space, 1);
+    const int arena = m->use.at->space == CLB_SPACE_ARENA && !clb_has(op, CLB_READS_KEPT);
+    if (arena && meet(wide, work_of(f, op))) return 0;
+    if (out->floats == 0 || out->at->space != m->use.at->space) return 1;
     const stretch once = stretch_of(out, 1);
     const stretch all = stretch_of(out, steps_of(f, loop, n));
-    RETURN_IF(!meet(wide, of_all(f, out->at, all)), 1);
-    RETURN_IF(!same_places(f, m->use.at, m->left, out->at, all), 0);
-    RETURN_IF(m->use.cols != 0 && !same_rows(out, &m->use), 0);
+    if (!meet(wide, of_all(f, out->at, all))) return 1;
+    if (!same_places(f, m->use.at, m->left, out->at, all)) return 0;
+    if (m->use.cols != 0 && !same_rows(out, &m->use)) return 0;
     const int before_reader = when == SAME_LOOP;
-    const stretch written = when == EARLIER ? all : written_in_loop(&f->ops[loop], out, once, all, before_reader, m);
-    RETURN_IF(!meet(m->left, written), 1);
+    const stretch written =
+        when == EARLIER ? all : written_in_loop(&f->ops[loop], out, once, all, before_reader, m);
+    if (!meet(m->left, written)) return 1;
     if (written.end < m->left.end) {
         m->left.begin = written.end;
     } else {
-        m->left.end = before(&m->all, written.begin > m->left.begin ? written.begin : m->left.begin);
+        m->left.end =
+            before(&m->all, written.begin > m->left.begin ? written.begin : m->left.begin);
     }
     return 1;
 }
 
 /* The last loop that begins before operation `n`. */
-static uint32_t loop_before(flow *f, uint32_t n)
-{
+static uint32_t loop_before(flow *f, uint32_t n) {
     while (n-- > f->first) {
         ++f->looks;
-        RETURN_IF(f->ops[n].code == CLB_OP_LOOP, n);
+        if (f->ops[n].code == CLB_OP_LOOP) return n;
     }
     return CLB_NONE;
 }
 
-/* Look back from operation `n` to the first, or until nothing is left that may be looked for in this pass. */
-static int look_back(flow *f, uint32_t n, missing *m)
-{
+/* Look back from operation `n` to the first, or until nothing is left that may be looked for in
+ * this pass. */
+static int look_back(flow *f, uint32_t n, missing *m) {
     uint32_t loop = f->loop;
     int inside = steps_of(f, loop, n) > 1;
     for (uint32_t earlier = n; m->left.begin < m->left.end && earlier-- > f->first;) {
         if (earlier != loop) {
-            RETURN_IF(!look_at(f, earlier, loop, inside ? SAME_LOOP : EARLIER, m), 0);
+            if (!look_at(f, earlier, loop, inside ? SAME_LOOP : EARLIER, m)) return 0;
             continue;
         }
         for (uint32_t after = loop + f->ops[loop].loop.body; inside && after >= n; --after) {
-            RETURN_IF(!look_at(f, after, loop, STEP_BEFORE, m), 0);
+            if (!look_at(f, after, loop, STEP_BEFORE, m)) return 0;
         }
         inside = 0;
         loop = loop_before(f, earlier);
@@ -267,79 +270,86 @@ static int look_back(flow *f, uint32_t n, missing *m)
     return 1;
 }
 
-/* All that operation `n` reads has been written when it runs. Every pass finds who wrote the last place, or nobody did. */
-static int written_before(flow *f, uint32_t n, missing *m)
-{
+/* All that operation `n` reads has been written when it runs. Every pass finds who wrote the last
+ * place, or nobody did. */
+static int written_before(flow *f, uint32_t n, missing *m) {
     uint64_t end = UINT64_MAX;
     m->left.end = before(&m->all, end);
     while (m->left.end > m->all.begin) {
-        RETURN_IF(m->left.end == end, 0);
+        if (m->left.end == end) return 0;
         end = m->left.end;
         m->left.begin = m->all.begin;
-        RETURN_IF(!look_back(f, n, m), 0);
+        if (!look_back(f, n, m)) return 0;
     }
     return 1;
 }
 
-static int reads_what_is_written(flow *f, uint32_t n, const clb_use *u)
-{
+static int reads_what_is_written(flow *f, uint32_t n, const clb_use *u) {
     const uint32_t space = u->at->space;
     /* the layer has proven what its tokens are */
-    RETURN_IF(u->cols != 0 && space == CLB_SPACE_TOKEN_IN,
-              u->cols == f->layer->quantized && u->rows == 1 && (u->at->offset | u->at->step_stride) == 0);
-    RETURN_IF(space != CLB_SPACE_ARENA && space != CLB_SPACE_OUTPUT && space != CLB_SPACE_TOKEN_OUT, u->cols == 0);
+    if (u->cols != 0 && space == CLB_SPACE_TOKEN_IN) {
+        return u->cols == f->layer->quantized && u->rows == 1 &&
+               (u->at->offset | u->at->step_stride) == 0;
+    }
+    if (space != CLB_SPACE_ARENA && space != CLB_SPACE_OUTPUT && space != CLB_SPACE_TOKEN_OUT) {
+        return u->cols == 0;
+    }
     f->missing.use = *u;
     f->missing.once = stretch_of(u, 1);
     f->missing.all = places_of(u, steps_of(f, f->loop, n));
     return written_before(f, n, &f->missing);
 }
 
-/* What runs element by element, or reads a whole row first, may write where it reads, if both have the same places;
- * those of samples are known to be. */
-static int in_place(const clb_op *op, const clb_use *u, const clb_use *out)
-{
+/* What runs element by element, or reads a whole row first, may write where it reads, if both have
+ * the same places; those of samples are known to be. */
+static int in_place(const clb_op *op, const clb_use *u, const clb_use *out) {
     const clb_operand *v = u->at;
     const clb_operand *to = out->at;
-    const int map = has(op, CLB_HAS_AXES);
-    RETURN_IF(!has(op, CLB_IN_PLACE) || v->offset != to->offset || v->step_stride != to->step_stride, 0);
-    RETURN_IF(op->rows > 1 && v->row_stride != to->row_stride, 0);
-    RETURN_IF(v == &op->b && op->before != CLB_UNARY_IDENTITY, 0); /* a passes through its function first */
+    const int map = clb_has(op, CLB_HAS_AXES);
+    if (!clb_has(op, CLB_IN_PLACE) || v->offset != to->offset ||
+        v->step_stride != to->step_stride) {
+        return 0;
+    }
+    if (op->rows > 1 && v->row_stride != to->row_stride) return 0;
+    if (v == &op->b && op->before != CLB_UNARY_IDENTITY) {
+        return 0;
+    } /* a passes through its function first */
     for (int axis = 0; map && axis < CLB_AXES; ++axis) {
-        RETURN_IF(op->dims[axis] > 1 && u->strides[axis] != out->strides[axis], 0);
+        if (op->map.sizes[axis] > 1 && u->strides[axis] != out->strides[axis]) return 0;
     }
     return 1;
 }
 
 /* Whether an operation writes, in any step, what it has still to read. */
-static int overwrites(flow *f, const clb_op *op, const clb_use *u, const clb_use *out, uint32_t steps)
-{
-    RETURN_IF(u->floats == 0 || out->floats == 0 || u->at->space != out->at->space, 0);
+static int overwrites(flow *f, const clb_op *op, const clb_use *u, const clb_use *out,
+                      uint32_t steps) {
+    if (u->floats == 0 || out->floats == 0 || u->at->space != out->at->space) return 0;
     const uint32_t at_once = u->at->step_stride == out->at->step_stride ? 1 : steps;
     const stretch in = stretch_of(u, at_once);
     const stretch to = stretch_of(out, at_once);
-    RETURN_IF(!meet(of_all(f, u->at, in), of_all(f, out->at, to)), 0);
-    RETURN_IF(!same_places(f, u->at, in, out->at, to), 1);
-    RETURN_IF(!meet(in, to) || in_place(op, u, out), 0);
+    if (!meet(of_all(f, u->at, in), of_all(f, out->at, to))) return 0;
+    if (!same_places(f, u->at, in, out->at, to)) return 1;
+    if (!meet(in, to) || in_place(op, u, out)) return 0;
     const places from = places_of(u, at_once);
     const places written = places_of(out, at_once);
     return share(f, &from, &written);
 }
 
-/* An operation does not overwrite what it still reads, or its own workspace. By itself: its stack is no one else's. */
-static __attribute__((noinline)) int overwrites_nothing(flow *f, const clb_op *op, const clb_use uses[CLB_OPERANDS],
-                                                        uint32_t steps)
-{
+/* An operation does not overwrite what it still reads, or its own workspace. By itself: its stack
+ * is no one else's. */
+static NOINLINE int overwrites_nothing(flow *f, const clb_op *op, const clb_use uses[CLB_OPERANDS],
+                                       uint32_t steps) {
     for (uint32_t which = 0; which < CLB_OPERANDS; ++which) {
         const clb_use *u = &uses[which];
         const int arena = u->at->space == CLB_SPACE_ARENA;
-        RETURN_IF(arena && meet(of_all(f, u->at, stretch_of(u, steps)), work_of(f, op)), 0);
+        if (arena && meet(of_all(f, u->at, stretch_of(u, steps)), work_of(f, op))) return 0;
     }
-    RETURN_IF(has(op, CLB_STORES_FIRST), 1);
-    return !overwrites(f, op, &uses[CLB_A], &uses[CLB_OUT], steps) && !overwrites(f, op, &uses[CLB_B], &uses[CLB_OUT], steps);
+    if (clb_has(op, CLB_STORES_FIRST)) return 1;
+    return !overwrites(f, op, &uses[CLB_A], &uses[CLB_OUT], steps) &&
+           !overwrites(f, op, &uses[CLB_B], &uses[CLB_OUT], steps);
 }
 
-static int in_order(flow *f, uint32_t n)
-{
+static int in_order(flow *f, uint32_t n) {
     const clb_op *op = &f->ops[n];
     clb_use uses[CLB_OPERANDS];
     clb_uses(f->model, op, uses);
@@ -348,40 +358,37 @@ static int in_order(flow *f, uint32_t n)
 }
 
 /* A run of operations, after which `floats` floats of every sample of `space` are written. */
-static int run_in_order(flow *f, uint32_t space, uint64_t floats)
-{
+static int run_in_order(flow *f, uint32_t space, uint64_t floats) {
     const clb_operand whole = {.space = space};
     f->loop = CLB_NONE;
     for (uint32_t n = f->first; n < f->count; ++n) {
         const int loop = f->ops[n].code == CLB_OP_LOOP;
         f->loop = loop ? n : f->loop;
-        RETURN_IF(!loop && !in_order(f, n), 0);
+        if (!loop && !in_order(f, n)) return 0;
     }
     f->missing.use = (clb_use){.at = &whole, .floats = floats, .rows = 1};
     f->missing.all = places_of(&f->missing.use, 1);
     return floats == 0 || written_before(f, f->count, &f->missing);
 }
 
-int clb_in_order(const clb_model *m)
-{
+int clb_in_order(const clb_model *m) {
     const clb_header *h = m->header;
     flow f = {.model = m, .ops = m->ops, .samples = h->max_batch, .count = h->encoder_ops};
-    RETURN_IF(!run_in_order(&f, CLB_SPACE_OUTPUT, 0) || !clb_caches_are_filled(m), 0);
+    if (!run_in_order(&f, CLB_SPACE_OUTPUT, 0) || !clb_caches_are_filled(m)) return 0;
     f.first = h->encoder_ops;
     f.count = h->main_ops;
-    RETURN_IF(!run_in_order(&f, CLB_SPACE_OUTPUT, h->output_floats), 0);
+    if (!run_in_order(&f, CLB_SPACE_OUTPUT, h->output_floats)) return 0;
     const clb_expert *last = NULL;
     for (uint32_t n = 0; n < h->experts; ++n) {
         const clb_expert *e = &m->experts[n];
-        if (e->ops == 0 || (last != NULL && last->first_op == e->first_op && last->layer == e->layer)) {
-            continue;
-        }
+        const int same_ops = last != NULL && last->first_op == e->first_op;
+        if (e->ops == 0 || (same_ops && last->layer == e->layer)) continue;
         f.layer = &m->layers[e->layer];
         f.ops = m->ops + e->first_op;
         f.first = 0;
         f.count = e->ops;
         f.samples = f.layer->tile;
-        RETURN_IF(!run_in_order(&f, CLB_SPACE_TOKEN_OUT, f.layer->d_out), 0);
+        if (!run_in_order(&f, CLB_SPACE_TOKEN_OUT, f.layer->d_out)) return 0;
         last = e;
     }
     return 1;

@@ -1,5 +1,5 @@
-/* The certificate: golden inputs, the router's choices and a digest of the outputs, recomputed on this machine. Small enough
- * for a power-on self-test. */
+/* The certificate: golden inputs, the router's choices and a digest of the outputs, recomputed on
+ * this machine. Small enough for a power-on self-test. */
 #include "colibri_inspect.h"
 
 #include "../core/internal.h"
@@ -10,8 +10,7 @@ typedef struct {
     int equal;
 } expected_routes;
 
-static void compare_routes(void *user, int layer, const int32_t *experts, int tokens, int k)
-{
+static void compare_routes(void *user, int layer, const int32_t *experts, int tokens, int k) {
     expected_routes *expected = user;
     (void)layer;
     for (int i = 0; i < tokens * k; ++i) {
@@ -24,13 +23,12 @@ static void compare_routes(void *user, int layer, const int32_t *experts, int to
     }
 }
 
-int colibri_selftest(colibri_context_t *ctx, float *output)
-{
-    RETURN_IF(ctx == NULL || ctx->model == NULL || output == NULL, COLIBRI_ERR_NULL);
-    RETURN_IF(ctx->seal != clb_seal(ctx), COLIBRI_ERR_DAMAGED);
-    RETURN_IF(ctx->busy, COLIBRI_ERR_BUSY);
-    RETURN_IF(CLB_USED_TEXT && (ctx->position | ctx->source) != 0, COLIBRI_ERR_UNFINISHED);
-    const clb_header *header = (const clb_header *)(const void *)ctx->model;
+int colibri_selftest(colibri_context_t *ctx, float *output) {
+    if (ctx == NULL || ctx->model == NULL || output == NULL) return COLIBRI_ERR_NULL;
+    if (ctx->seal != clb_seal(ctx)) return COLIBRI_ERR_DAMAGED;
+    if (ctx->busy) return COLIBRI_ERR_BUSY;
+    if (CLB_USED_TEXT && (ctx->position | ctx->source) != 0) return COLIBRI_ERR_UNFINISHED;
+    const clb_header *header = clb_at(ctx->model, 0);
     colibri_route_hook *const hook = ctx->on_route;
     void *const user = ctx->user;
     int result = header->golden_rows > 0 ? COLIBRI_OK : COLIBRI_ERR_SELFTEST;
@@ -38,17 +36,20 @@ int colibri_selftest(colibri_context_t *ctx, float *output)
         const uint8_t *row = ctx->model + CLB_GOLDEN_AT(header) + (size_t)n * header->golden_bytes;
         const clb_golden *golden = (const clb_golden *)(const void *)row;
         const float *input = (const float *)(const void *)(golden + 1);
-        expected_routes expected = {(const uint16_t *)(const void *)(input + header->input_floats), golden->choices, 1};
+        expected_routes expected = {(const uint16_t *)(const void *)(input + header->input_floats),
+                                    golden->choices, 1};
         ctx->on_route = compare_routes;
         ctx->user = &expected;
         ctx->source = CLB_USED_TEXT ? 0 : ctx->source;
-        for (int run = !CLB_USED_TEXT || header->encoder_ops == 0; run < 2; ++run) { /* a row's source text is the row itself */
+        for (int run = !CLB_USED_TEXT || header->encoder_ops == 0; run < 2;
+             ++run) { /* a row's source text is the row itself */
             colibri_forward(ctx, input, output, 1);
         }
         if (ctx->status != COLIBRI_OK) {
             result = ctx->status;
         } else if (!expected.equal || expected.left != 0 ||
-            clb_crc32(output, (uint64_t)header->output_floats * sizeof(float)) != golden->output_crc) {
+                   clb_crc32(output, (uint64_t)header->output_floats * sizeof(float)) !=
+                       golden->output_crc) {
             result = COLIBRI_ERR_SELFTEST;
         }
     }

@@ -1,10 +1,10 @@
 /* The five functions, the same for the generic engine and for generated code. */
 #include "internal.h"
 
-CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t context_bytes)
-{
-    _Static_assert(sizeof(colibri_context_t) <= CLB_HEAD_BYTES, "the context's head is reserved once for all targets");
-    return mem == NULL                                ? COLIBRI_ERR_NULL
+CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t context_bytes) {
+    _Static_assert(sizeof(colibri_context_t) <= CLB_HEAD_BYTES,
+                   "the context's head is reserved once for all targets");
+    return mem == NULL                               ? COLIBRI_ERR_NULL
            : (uintptr_t)mem % CLB_ALIGN_CONTEXT != 0 ? COLIBRI_ERR_MISALIGNED
            : mem_size < context_bytes                ? COLIBRI_ERR_MEMORY
                                                      : COLIBRI_OK;
@@ -13,8 +13,7 @@ CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t con
 /* A bijection of the sum so far, so that a change within one word is always noticed. */
 static inline uint32_t sealed(uint32_t sum, uint32_t word) { return (sum ^ word) * 0x9E3779B1u; }
 
-CLB_INTERNAL __attribute__((noinline)) uint32_t clb_seal(const colibri_context_t *ctx)
-{
+CLB_INTERNAL NOINLINE uint32_t clb_seal(const colibri_context_t *ctx) {
     const uint64_t model = (uintptr_t)ctx->model;
     const uint64_t kernels = (uintptr_t)ctx->kernels;
     uint32_t sum = sealed(1, (uint32_t)model);
@@ -27,8 +26,7 @@ CLB_INTERNAL __attribute__((noinline)) uint32_t clb_seal(const colibri_context_t
     return sealed(sum, ctx->context_tokens);
 }
 
-colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin)
-{
+colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin) {
     clb_model model;
     if (clb_validate(model_bin, UINT64_MAX, &model) != COLIBRI_OK ||
         clb_check_memory(mem, mem_size, model.header->context_bytes) != COLIBRI_OK) {
@@ -47,45 +45,60 @@ colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model
     return ctx;
 }
 
-size_t colibri_model_size(const uint8_t *model_bin)
-{
+size_t colibri_model_size(const uint8_t *model_bin) {
     const clb_header *header;
     return clb_read_header(model_bin, &header) == COLIBRI_OK ? (size_t)header->context_bytes : 0;
 }
 
-int colibri_get_num_experts(const uint8_t *model_bin)
-{
+int colibri_get_num_experts(const uint8_t *model_bin) {
     const clb_header *header;
     const int error = clb_read_header(model_bin, &header);
     return error == COLIBRI_OK ? (int)header->experts : -error;
 }
 
+/* Whether a text that has come to `position` has room for more tokens. */
+static inline int has_room(const colibri_context_t *ctx, uint32_t position, uint32_t more) {
+    const uint32_t most = ctx->context_tokens;
+    return position <= most && more <= most - position && ctx->source <= most;
+}
+
 /* The rows of a context that runs nothing else; an enum colibri_error. */
-CLB_STATIC_WALK int run(colibri_context_t *ctx, const float *input, float *output, int batch_size)
-{
-    RETURN_IF(ctx->seal != clb_seal(ctx), COLIBRI_ERR_DAMAGED);
-    const clb_header *header = (const clb_header *)(const void *)ctx->model;
-    const uint32_t samples = (uint32_t)batch_size, tokens = CLB_USED_TEXT ? header->context_tokens : 0;
-    const int reads = CLB_USED_SOURCE && header->encoder_ops != 0 && ctx->source == 0; /* the source text */
-    const int part = CLB_USED_BATCH && !reads && ctx->tail > 0 && ctx->tail < batch_size; /* of the output */
+CLB_STATIC_WALK int run(colibri_context_t *ctx, const float *input, float *output, int batch_size) {
+    if (ctx->seal != clb_seal(ctx)) return COLIBRI_ERR_DAMAGED;
+    const clb_header *header = clb_at(ctx->model, 0);
+    const uint32_t samples = (uint32_t)batch_size;
+    const uint32_t tokens = CLB_USED_TEXT ? header->context_tokens : 0;
+    /* The source text, before the text. */
+    const int reads = CLB_USED_SOURCE && header->encoder_ops != 0 && ctx->source == 0;
+    /* Of the output the last rows alone. */
+    const int some = ctx->tail > 0 && ctx->tail < batch_size;
+    const int part = CLB_USED_BATCH && !reads && some;
     const uint32_t position = reads ? 0 : ctx->position;
-    const int room = tokens == 0 || (position <= tokens && samples <= tokens - position && ctx->source <= tokens);
-    RETURN_IF(input == NULL || output == NULL, COLIBRI_ERR_NULL);
-    RETURN_IF(batch_size < 1 || batch_size > ctx->max_batch, COLIBRI_ERR_BATCH);
-    RETURN_IF(part && (!CLB_USED_TEXT || header->tail_op == header->main_ops), COLIBRI_ERR_BATCH);
-    const int aligned = ((uintptr_t)input | (uintptr_t)output) % sizeof(float) == 0; /* else a load may fault */
-    RETURN_IF(!aligned, COLIBRI_ERR_MISALIGNED);
-    RETURN_IF(!room, COLIBRI_ERR_CONTEXT);
-    RETURN_IF(!CLB_KERNELS(ctx)->sound(), COLIBRI_ERR_ARITHMETIC);
+    /* Else a load may fault. */
+    const int aligned = ((uintptr_t)input | (uintptr_t)output) % sizeof(float) == 0;
+    if (input == NULL || output == NULL) return COLIBRI_ERR_NULL;
+    if (batch_size < 1 || batch_size > ctx->max_batch) return COLIBRI_ERR_BATCH;
+    if (part && (!CLB_USED_TEXT || header->tail_op == header->main_ops)) return COLIBRI_ERR_BATCH;
+    if (!aligned) return COLIBRI_ERR_MISALIGNED;
+    if (tokens != 0 && !has_room(ctx, position, samples)) return COLIBRI_ERR_CONTEXT;
+    if (!CLB_KERNELS(ctx)->sound()) return COLIBRI_ERR_ARITHMETIC;
     const uint32_t tail = CLB_USED_TEXT && part ? samples - (uint32_t)ctx->tail : 0;
     /* Nothing before the tail is written to the output, which begins with the tail's first row. */
-    float *const rows = (float *)((uintptr_t)output - (uintptr_t)tail * ctx->output_size * sizeof(float));
-    clb_frame frame = {.weights = ctx->model, .arena = (uint8_t *)ctx, .input = input, .output = rows, .ctx = ctx,
-                       .tail = tail, .position = CLB_USED_TEXT ? position : 0};
+    float *const rows =
+        (float *)((uintptr_t)output - (uintptr_t)tail * ctx->output_size * sizeof(float));
+    clb_frame frame = {.weights = ctx->model,
+                       .arena = (uint8_t *)ctx,
+                       .input = input,
+                       .output = rows,
+                       .ctx = ctx,
+                       .tail = tail,
+                       .position = CLB_USED_TEXT ? position : 0};
     clb_run_program(samples, &frame);
     ctx->source = reads ? samples : ctx->source;
     ctx->position += tokens != 0 && !reads ? samples : 0;
-    ctx->position -= tokens == CLB_LIMIT && ctx->position >= CLB_LIMIT / 4 * 3 ? CLB_LIMIT / 2 : 0; /* a stream goes on */
+    ctx->position -= tokens == CLB_LIMIT && ctx->position >= CLB_LIMIT / 4 * 3
+                         ? CLB_LIMIT / 2
+                         : 0; /* a stream goes on */
     const size_t floats = reads ? 0 : (size_t)(samples - tail) * ctx->output_size;
     for (size_t i = 0; i < floats; ++i) {
         output[i] = output[i] == output[i] ? output[i] : clb_nan();
@@ -93,11 +106,10 @@ CLB_STATIC_WALK int run(colibri_context_t *ctx, const float *input, float *outpu
     return COLIBRI_OK;
 }
 
-void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size)
-{
-    RETURN_IF(ctx == NULL || ctx->model == NULL, );
+void colibri_forward(colibri_context_t *ctx, const float *input, float *output, int batch_size) {
+    if (ctx == NULL || ctx->model == NULL) return;
     ctx->status = COLIBRI_ERR_BUSY;
-    RETURN_IF(ctx->busy, );
+    if (ctx->busy) return;
     ctx->busy = 1;
     const clb_control found = clb_standard();
     const int status = run(ctx, input, output, batch_size);
@@ -106,8 +118,7 @@ void colibri_forward(colibri_context_t *ctx, const float *input, float *output, 
     ctx->status = status;
 }
 
-void colibri_free(colibri_context_t *ctx)
-{
-    RETURN_IF(ctx == NULL, );
+void colibri_free(colibri_context_t *ctx) {
+    if (ctx == NULL) return;
     ctx->model = NULL;
 }

@@ -6,9 +6,10 @@ static clb_kernel *const row_kernels[CLB_OP_COUNT] = {CLB_ROW_KERNELS(ENTRY)};
 static clb_batch_kernel *const batch_kernels[CLB_OP_COUNT] = {CLB_BATCH_KERNELS(ENTRY)};
 
 /* An operation, or a loop and all operations in it; returns how many these are. */
-static uint32_t run_op(const clb_op *op, uint32_t first, uint32_t samples, clb_frame *frame)
-{
-    const uint32_t loop = op->code == CLB_OP_LOOP, steps = loop ? op->loop.steps : 1, body = loop ? op->loop.body : 1;
+static uint32_t run_op(const clb_op *op, uint32_t first, uint32_t samples, clb_frame *frame) {
+    const uint32_t loop = op->code == CLB_OP_LOOP;
+    const uint32_t steps = loop ? op->loop.steps : 1;
+    const uint32_t body = loop ? op->loop.body : 1;
     for (uint32_t step = 0; step < steps; ++step) {
         frame->step = loop && op->loop.backward ? steps - 1 - step : step;
         for (const clb_op *each = op + loop; each < op + loop + body; ++each) {
@@ -23,8 +24,7 @@ static uint32_t run_op(const clb_op *op, uint32_t first, uint32_t samples, clb_f
     return loop + body;
 }
 
-static void run_expert(uint32_t number, uint32_t count, clb_frame *frame)
-{
+static void run_expert(uint32_t number, uint32_t count, clb_frame *frame) {
     const clb_expert *expert = &frame->model->experts[number];
     frame->weights = frame->model->bytes + expert->offset;
     for (uint32_t n = 0; n < expert->ops;) {
@@ -35,13 +35,13 @@ static void run_expert(uint32_t number, uint32_t count, clb_frame *frame)
     }
 }
 
-void clb_run_program(uint32_t samples, clb_frame *frame)
-{
+void clb_run_program(uint32_t samples, clb_frame *frame) {
     clb_model model;
     clb_parse(frame->ctx->model, &model);
     frame->model = &model;
     frame->tensors = model.tensors;
-    const uint32_t encoder = model.header->encoder_ops, reads = encoder != 0 && frame->ctx->source == 0;
+    const uint32_t encoder = model.header->encoder_ops;
+    const uint32_t reads = encoder != 0 && frame->ctx->source == 0;
     for (uint32_t n = reads ? 0 : encoder; n < (reads ? encoder : model.header->main_ops);) {
         const clb_op *op = &model.ops[n];
         if (op->code == CLB_OP_MOE) {

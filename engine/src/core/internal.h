@@ -1,4 +1,5 @@
-/* What the engine's files share: the parsed model, the tile a kernel works on, and each file's entry points. */
+/* What the engine's files share: the parsed model, the tile a kernel works on, and each file's
+ * entry points. */
 #ifndef COLIBRI_INTERNAL_H
 #define COLIBRI_INTERNAL_H
 
@@ -8,8 +9,8 @@
 
 #include <string.h>
 
-/* Under -ffreestanding or -fno-builtin their names are calls whatever the size; the built-in ones are moves where that is
- * known, and the same calls where it is not. */
+/* Under -ffreestanding or -fno-builtin their names are calls whatever the size; the built-in ones
+ * are moves where that is known, and the same calls where it is not. */
 #if defined(__GNUC__)
 #undef memcpy
 #undef memset
@@ -17,49 +18,55 @@
 #define memset __builtin_memset
 #endif
 
-/* An exported model.c includes the engine's files as one unit (generated.h): nothing in them is seen from outside. Where that
- * takes little flash (CLB_FOLDED), what walks the program is folded with its records into straight code; otherwise
- * operations share it, and keep their records. */
+#define FORCE_INLINE static inline __attribute__((always_inline))
+#define NOINLINE     __attribute__((noinline))
+#define UNUSED       __attribute__((unused))
+
+/* An exported model.c includes the engine's files as one unit (generated.h): nothing in them is
+ * seen from outside. Where that takes little flash (CLB_FOLDED), what walks the program is folded
+ * with its records into straight code; otherwise operations share it, and keep their records. */
 #if defined(COLIBRI_GENERATED)
-#define CLB_INTERNAL static __attribute__((unused))
+#define CLB_INTERNAL static UNUSED
 #else
 #define CLB_INTERNAL
 #endif
 #if defined(CLB_FOLDED) && defined(__OPTIMIZE__)
-#define CLB_WALK static inline __attribute__((always_inline))
+#define CLB_WALK        FORCE_INLINE
 #define CLB_STATIC_WALK CLB_WALK
 #else
-#define CLB_WALK CLB_INTERNAL
+#define CLB_WALK        CLB_INTERNAL
 #define CLB_STATIC_WALK static
 #endif
 
 /* Generated code says what its model uses; what it does not use is not compiled. */
 #if !defined(CLB_USED_UNARY)
-#define CLB_USED_UNARY (~0ull)
-#define CLB_USED_BINARY (~0ull)
-#define CLB_USED_PRODUCTS (~0ull)
-#define CLB_USED_PRODUCTS_Q (~0ull)
-#define CLB_USED_RESIDUAL 1
-#define CLB_USED_TEXT 1   /* a context */
-#define CLB_USED_SOURCE 1 /* a source text before the text */
-#define CLB_USED_BATCH 1  /* several samples at once */
-#define CLB_USED_COMPUTED 1 /* matrices that are no tensors */
+#define CLB_USED_UNARY        (~0ull)
+#define CLB_USED_BINARY       (~0ull)
+#define CLB_USED_PRODUCTS     (~0ull)
+#define CLB_USED_PRODUCTS_Q   (~0ull)
+#define CLB_USED_OUTLIERS     1
+#define CLB_USED_TEXT         1                       /* a context */
+#define CLB_USED_SOURCE       1                       /* a source text before the text */
+#define CLB_USED_BATCH        1                       /* several samples at once */
+#define CLB_USED_COMPUTED     1                       /* matrices that are no tensors */
 #define CLB_GOLDEN_AT(header) (header)->golden_offset /* in the bytes at hand */
 #endif
 
-/* Generated code with many products, of one row each, calls one function for all of a format where lanes are no vector. */
+/* Generated code with many products, of one row each, calls one function for all of a format where
+ * lanes are no vector. */
 #if !defined(CLB_SHARED_PRODUCTS)
 #define CLB_SHARED_PRODUCTS 0
 #endif
 #define USED(which, number) (CLB_USED_##which >> (number) & 1)
 
-/* Rows a kernel is handed at once. Generated code says how many its model can need: 1, 2, 4 or 8. */
+/* Rows a kernel is handed at once. Generated code says how many its model can need: 1, 2, 4 or
+ * 8. */
 #if !defined(CLB_TILE)
 #define CLB_TILE 8u
 #endif
 
-/* Blocks of 8 output rows a product computes at once: several streams from memory and independent sums. One where every
- * byte of stack counts. */
+/* Blocks of 8 output rows a product computes at once: several streams from memory and independent
+ * sums. One where every byte of stack counts. */
 #if defined(__x86_64__) || defined(__aarch64__)
 #define CLB_PANEL 8u
 #elif defined(__wasm__) || (defined(__riscv) && __riscv_xlen == 64)
@@ -67,17 +74,14 @@
 #else
 #define CLB_PANEL 1u
 #endif
-#define CLB_WIDTH (CLB_PANEL * CLB_LANES) /* its outputs */
-#define CLB_SCALAR (CLB_PANEL == 1u)      /* loops over lanes gain nothing, and a call to memcpy costs */
+#define CLB_WIDTH  (CLB_PANEL * CLB_LANES) /* its outputs */
+#define CLB_SCALAR (CLB_PANEL == 1u) /* loops over lanes gain nothing, and a call to memcpy costs */
 
-#define RETURN_IF(condition, result)                                                                                   \
-    do {                                                                                                               \
-        if (condition) {                                                                                               \
-            return result;                                                                                             \
-        }                                                                                                              \
-    } while (0)
+/* What lies there. */
+static inline const void *clb_at(const uint8_t *bytes, uint64_t offset) { return bytes + offset; }
 
-/* A model whose structure has been proven; every pointer looks into the caller's read-only bytes. */
+/* A model whose structure has been proven; every pointer looks into the caller's read-only
+ * bytes. */
 typedef struct {
     const uint8_t *bytes;
     const clb_header *header;
@@ -88,7 +92,8 @@ typedef struct {
     const clb_expert *experts;
 } clb_model;
 
-/* The tokens of an expert, in the order it sees them. A choice is (token, slot), numbered token · k + slot. */
+/* The tokens of an expert, in the order it sees them. A choice is (token, slot), numbered token · k
+ * + slot. */
 typedef struct {
     const clb_op *op; /* the MoE operation */
     const float *x;   /* base of its tokens */
@@ -107,37 +112,42 @@ typedef struct {
     const float *input;
     float *output;
     const clb_routed *routed; /* in an expert */
-    uint32_t tail;        /* the first sample whose output is wanted: the operations from tail_op on begin with it */
-    uint32_t position;    /* of sample 0 in its text */
-    uint32_t step;        /* of the loop that runs */
+    uint32_t
+        /* the first sample whose output is wanted: the operations from tail_op on begin with it */
+        tail;
+    uint32_t position; /* of sample 0 in its text */
+    uint32_t step;     /* of the loop that runs */
     const colibri_context_t *ctx;
 } clb_frame;
 
 /* Up to CLB_TILE rows for a kernel: one pointer a row. */
 typedef struct {
-    uint32_t rows, computed; /* a product may compute more rows than there are, where that is quicker, and drop them */
+    uint32_t rows,
+        /* a product may compute more rows than there are, where that is quicker, and drop them */
+        computed;
     const float *w0, *w1; /* NULL: none */
     const float *a[CLB_TILE], *b[CLB_TILE];
     float *out[CLB_TILE];
     const struct clb_kernels *kernels;
 } clb_tile;
 
-/* A row quantised to int8, inside float storage: scales, then the sum of every 32 inputs, then the inputs. */
+/* A row quantised to int8, inside float storage: scales, then the sum of every 32 inputs, then the
+ * inputs. */
 typedef struct {
     const float *scale;
     const int32_t *sum;
     const int8_t *q;
-} clb_record;
+} clb_quantized;
 
 /* A matrix and what is done with its product. */
 typedef struct {
     const uint8_t *blocks;
-    size_t stride;     /* bytes of a block */
-    const float *bias; /* NULL: none */
-    const uint8_t *residual; /* NULL: none */
-    uint32_t layout, cols, outputs, entries; /* entries: of the residual */
-    _Bool quantized; /* its rows are records */
-    _Bool scaled;    /* blocks begin with a scale for each row */
+    size_t stride;                           /* bytes of a block */
+    const float *bias;                       /* NULL: none */
+    const uint8_t *outliers;                 /* NULL: none */
+    uint32_t layout, cols, outputs, entries; /* entries: of the outliers */
+    _Bool quantized;                         /* its rows are quantised */
+    _Bool scaled;                            /* blocks begin with a scale for each row */
     _Bool from_bias; /* sums start from the bias; the integer formats add it to the scaled sum */
     _Bool adds;      /* sums start from what its outputs hold */
 } clb_matrix;
@@ -145,12 +155,17 @@ typedef struct {
 /* What one instruction set provides; every table gives the same bits. */
 typedef struct clb_kernels {
     const char *name;
-    void (*panel)(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t blocks); /* writes the tile's out */
-    void (*residual)(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t end); /* rows of cells: out += E·x */
-    void (*quantize)(const float *x, float *record, uint32_t cols);
-    void (*unary)(uint32_t func, float p0, float p1, const float *x, float *out, size_t n); /* out may be x */
-    void (*binary)(uint32_t func, const float *a, const float *b, float *out, size_t n);    /* out may be a or b */
-    void (*mix)(float weight, const float *value, float *total, size_t n, int first);      /* total may be value */
+    void (*panel)(const clb_matrix *m, const clb_tile *tile, uint32_t first,
+                  uint32_t blocks); /* writes the tile's out */
+    void (*outliers)(const clb_matrix *m, const clb_tile *tile, uint32_t first,
+                     uint32_t end); /* rows of cells: out += E·x */
+    void (*quantize)(const float *x, float *row, uint32_t cols);
+    void (*unary)(uint32_t func, float p0, float p1, const float *x, float *out,
+                  size_t n); /* out may be x */
+    void (*binary)(uint32_t func, const float *a, const float *b, float *out,
+                   size_t n); /* out may be a or b */
+    void (*mix)(float weight, const float *value, float *total, size_t n,
+                int first); /* total may be value */
     int (*sound)(void); /* whether they compute as they must: clb_sound, as they were compiled */
 } clb_kernels;
 
@@ -162,22 +177,27 @@ typedef struct clb_kernels {
 #endif
 
 #if defined(COLIBRI_GENERATED)
-#define CLB_KERNELS(ctx) (&MODEL_KERNELS) /* the only ones there are */
+#define CLB_KERNELS(ctx)      (&MODEL_KERNELS)         /* the only ones there are */
 #define CLB_PANEL_OF(kernels) ((void)(kernels), panel) /* by its name, as all that is folded */
 #else
-extern const clb_kernels clb_kernels_plain, clb_kernels_avx2, clb_kernels_avx512, clb_kernels_neon_dot;
+extern const clb_kernels clb_kernels_plain, clb_kernels_avx2, clb_kernels_avx512,
+    clb_kernels_neon_dot;
 #if defined(CLB_V128)
 extern const clb_kernels CLB_V128;
 #endif
-#define CLB_KERNELS(ctx) ((const clb_kernels *)(ctx)->kernels)
+#define CLB_KERNELS(ctx)      ((const clb_kernels *)(ctx)->kernels)
 #define CLB_PANEL_OF(kernels) (kernels)->panel
 #endif
 
-CLB_INTERNAL const clb_kernels *clb_kernels_at(uint32_t n); /* the n-th best this processor runs, from 0; NULL where there are no more */
+CLB_INTERNAL const clb_kernels *clb_kernels_at(
+    uint32_t n); /* the n-th best this processor runs, from 0; NULL where there are no more */
+
+/* check/measure.c: words of a record, of an operation from w0 on, are in the range that spec.py has
+ * of them */
+int clb_words_fit(uint32_t code, const void *record);
 
 /* parse.c, of a header alone; check/file.c */
 CLB_INTERNAL int clb_read_header(const uint8_t *model, const clb_header **header);
-int clb_within(const uint32_t *values, size_t n, uint32_t least, uint32_t most);
 CLB_INTERNAL int clb_validate(const uint8_t *model, uint64_t size, clb_model *parsed);
 void clb_parse(const uint8_t *model, clb_model *parsed);
 
@@ -188,12 +208,12 @@ CLB_INTERNAL uint32_t clb_crc32_on(uint32_t before, const void *data, uint64_t b
 /* context.c: why a context cannot live there */
 CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t context_bytes);
 
-/* context.c: a number that goes with the fields of the head that steer the engine and that no caller sets */
+/* context.c: a number that goes with the fields of the head that steer the engine and that no
+ * caller sets */
 CLB_INTERNAL uint32_t clb_seal(const colibri_context_t *ctx);
 
 /* Run with these kernels from now on. */
-static inline void clb_use_kernels(colibri_context_t *ctx, const clb_kernels *kernels)
-{
+static inline void clb_use_kernels(colibri_context_t *ctx, const clb_kernels *kernels) {
     ctx->kernels = kernels;
     ctx->seal = clb_seal(ctx);
 }
@@ -201,18 +221,35 @@ static inline void clb_use_kernels(colibri_context_t *ctx, const clb_kernels *ke
 /* forward.c, or generated code: the model's program */
 CLB_WALK void clb_run_program(uint32_t samples, clb_frame *frame);
 
-/* rowwise.c: an operation that computes each row by itself, on rows of the samples from `first` to below `samples` */
+/* rowwise.c: an operation that computes each row by itself, on rows of the samples from `first` to
+ * below `samples` */
 typedef void clb_kernel(const clb_op *op, const clb_tile *tile);
-CLB_WALK void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t first, uint32_t samples, const clb_frame *frame);
+CLB_WALK void clb_run_rows(clb_kernel *kernel, const clb_op *op, uint32_t first, uint32_t samples,
+                           const clb_frame *frame);
 
-/* rows.c: fill the next tile from row `row` of sample `sample` on, and advance them; the tensors are set already. */
-CLB_WALK void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame *frame, uint32_t *sample, uint32_t *row,
-                            clb_tile *tile);
-CLB_WALK const uint8_t *clb_tensor_at(const clb_frame *frame, uint32_t number);
+/* rows.c: fill the next tile from row `row` of sample `sample` on, and advance them; the tensors
+ * are set already. */
+CLB_WALK void clb_next_tile(const clb_op *op, uint32_t samples, const clb_frame *frame,
+                            uint32_t *sample, uint32_t *row, clb_tile *tile);
+/* A tensor that an operation names; NULL where it names none. */
+CLB_WALK const void *clb_tensor_at(const clb_frame *frame, uint32_t number);
 
-/* Row `row` of sample `sample` of an operand; `constant` is the tensor it reads where its space is `const`. */
-CLB_WALK const float *clb_locate(const clb_operand *v, const clb_frame *frame, const float *constant, size_t sample,
-                                 size_t row);
+/* Row `row` of sample `sample` of an operand; `constant` is the tensor it reads where its space is
+ * `const`. */
+CLB_WALK const float *clb_locate(const clb_operand *v, const clb_frame *frame,
+                                 const float *constant, size_t sample, size_t row);
+
+/* Likewise of what an operation writes: only what the validator has found to be written is written
+ * through this. */
+static inline float *clb_out_row(const clb_op *op, const clb_frame *frame, size_t sample,
+                                 size_t row) {
+    return (float *)(uintptr_t)clb_locate(&op->out, frame, NULL, sample, row);
+}
+
+/* The memory for an operation's own use. */
+static inline void *clb_work_at(const clb_op *op, const clb_frame *frame) {
+    return frame->arena + op->work.offset;
+}
 
 /* Let a product compute what takes less time than the tile's rows alone. */
 CLB_WALK void clb_pad_tile(clb_tile *tile);
@@ -227,27 +264,30 @@ typedef struct {
     const clb_kernels *kernels;
 } clb_gate;
 
-/* moe.c: route and combine. `route` turns one token's logits into its k experts, best first, and their weights; `program`
- * runs expert `expert` of the model on a tile of `count` tokens. Where row `token` of an operand is, whose space begins at
- * `base`. */
-typedef void clb_router(const clb_layer *layer, const clb_gate *gate, const float *logits, int32_t *experts,
-                        float *weights);
+/* moe.c: route and combine. `route` turns one token's logits into its k experts, best first, and
+ * their weights; `program` runs expert `expert` of the model on a tile of `count` tokens. Where row
+ * `token` of an operand is, whose space begins at `base`. */
+typedef void clb_router(const clb_layer *layer, const clb_gate *gate, const float *logits,
+                        int32_t *experts, float *weights);
 typedef void clb_program(uint32_t expert, uint32_t count, clb_frame *frame);
-CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *route, clb_program *program,
-                          uint32_t samples, const clb_frame *frame);
+CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *route,
+                          clb_program *program, uint32_t samples, const clb_frame *frame);
 CLB_WALK float *clb_row_of(const clb_operand *v, const float *base, uint32_t rows, size_t token);
 
 /* routing.c: layer->experts logits */
 CLB_WALK clb_router clb_route;
 
-/* layout.c: bytes of 8 rows of a matrix, 0 for a layout that is none; of a model not yet proven more than fit memory */
+/* layout.c: bytes of 8 rows of a matrix, 0 for a layout that is none; of a model not yet proven
+ * more than fit memory */
 CLB_WALK uint64_t clb_block_bytes(uint32_t layout, uint32_t cols);
 
-/* layout.c: cells, CLB_CELL_ROWS × CLB_CELL_COLS weights each, into which a residual's entries are sorted */
-CLB_INTERNAL uint64_t clb_residual_cells(uint32_t rows, uint32_t cols);
+/* layout.c: cells, CLB_CELL_ROWS × CLB_CELL_COLS weights each, into which outliers are
+ * sorted */
+CLB_INTERNAL uint64_t clb_outlier_cells(uint32_t rows, uint32_t cols);
 
 /* linear.c: a matrix product, spread over the caller's threads where it is large */
-CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples, const clb_frame *frame);
+CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples,
+                             const clb_frame *frame);
 
 /* ops: each operation's kernel, by enum clb_op; those on all samples of a batch together */
 typedef void clb_batch_kernel(const clb_op *op, uint32_t samples, const clb_frame *frame);
@@ -256,14 +296,16 @@ CLB_ROW_KERNELS(CLB_DECLARE_KERNEL)
 #define CLB_DECLARE_BATCH_KERNEL(code, name) CLB_WALK clb_batch_kernel clb_##name;
 CLB_BATCH_KERNELS(CLB_DECLARE_BATCH_KERNEL)
 
-/* sums.c: x = exp(x - the largest), a softmax but for its divisor, their sum, which is returned; without kernels one by one */
+/* sums.c: x = exp(x - the largest), a softmax but for its divisor, their sum, which is returned;
+ * without kernels one by one */
 CLB_WALK float clb_exp_sum(float *x, uint32_t n, const clb_kernels *kernels);
 
 /* sums.c: the sum of n floats `stride` apart, in the one order defined for reductions */
 CLB_INTERNAL float clb_lane_sum(const float *x, size_t stride, size_t n);
 CLB_INTERNAL float clb_lane_tree(const float lanes[CLB_LANES]);
 
-/* sums.c: an exponential or sigmoid of each of x; few, which take less time one by one than as vectors, or all without kernels */
+/* sums.c: an exponential or sigmoid of each of x; few, which take less time one by one than as
+ * vectors, or all without kernels */
 CLB_WALK void clb_each(uint32_t func, float *x, uint32_t n, const clb_kernels *kernels);
 
 static inline uint32_t clb_min(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -272,22 +314,19 @@ static inline uint32_t clb_ceil(uint32_t n, uint32_t by) { return n / by + (n % 
 static inline uint32_t clb_rows(const clb_tile *tile) { return CLB_TILE == 1 ? 1 : tile->rows; }
 
 /* Four inputs of a quantised row, as they lie. */
-static inline int32_t clb_four(const int8_t *q)
-{
+static inline int32_t clb_four(const int8_t *q) {
     int32_t four;
     memcpy(&four, q, sizeof four);
     return four;
 }
 
 /* 4-byte words of a quantised row. */
-static inline uint32_t clb_record_floats(uint32_t cols)
-{
+static inline uint32_t clb_quantized_floats(uint32_t cols) {
     return clb_ceil(cols, CLB_ACTIVATION_GROUP) + 9 * clb_ceil(cols, CLB_WEIGHT_GROUP);
 }
 
-static inline clb_record clb_record_at(const float *row, uint32_t cols)
-{
-    clb_record r;
+static inline clb_quantized clb_quantized_at(const float *row, uint32_t cols) {
+    clb_quantized r;
     r.scale = row;
     r.sum = (const int32_t *)(const void *)(row + clb_ceil(cols, CLB_ACTIVATION_GROUP));
     r.q = (const int8_t *)(const void *)(r.sum + clb_ceil(cols, CLB_WEIGHT_GROUP));
@@ -295,10 +334,11 @@ static inline clb_record clb_record_at(const float *row, uint32_t cols)
 }
 
 /* The float16 with these bits: exact, for a float32 holds every one. */
-static inline float clb_half(uint16_t h)
-{
-    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = (uint32_t)(h & 0x7FFFu) << 13;
-    const float finite = clb_from_bits(rest) * 0x1p112f; /* moves the exponent; denormals included */
+static inline float clb_half(uint16_t h) {
+    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
+    const uint32_t rest = (uint32_t)(h & 0x7FFFu) << 13;
+    const float finite =
+        clb_from_bits(rest) * 0x1p112f; /* moves the exponent; denormals included */
     return clb_from_bits(sign | (rest >= 0x0F800000u ? 0x7F800000u | rest : clb_bits(finite)));
 }
 

@@ -1,50 +1,49 @@
 /* A model's header and where its records are. */
 #include "internal.h"
 
-/* All of n values are from `least` to `most`. */
-int clb_within(const uint32_t *values, size_t n, uint32_t least, uint32_t most)
-{
-    for (size_t i = 0; i < n; ++i) {
-        if (values[i] < least || values[i] > most) {
-            return 0;
-        }
-    }
-    return 1;
+/* Rows of a whole batch have an address. A quarter of the address space keeps every later sum of
+ * two sizes from wrapping. */
+static int has_room(const clb_header *h) {
+    const uint64_t most = SIZE_MAX / 4;
+    const uint64_t floats = most / sizeof(float);
+    if (h->total_bytes > most || h->context_bytes > most || h->max_batch > CLB_MAX_BATCH) return 0;
+    if ((uint64_t)h->max_batch * h->input_floats > floats) return 0;
+    return (uint64_t)h->max_batch * h->output_floats <= floats;
 }
 
-int clb_read_header(const uint8_t *model, const clb_header **header)
-{
-    RETURN_IF(model == NULL, COLIBRI_ERR_NULL);
-    RETURN_IF((uintptr_t)model % CLB_ALIGN_MODEL != 0, COLIBRI_ERR_MISALIGNED);
-    RETURN_IF(memcmp(model, CLB_MAGIC, sizeof CLB_MAGIC) != 0, COLIBRI_ERR_MAGIC);
-    const union { uint16_t word; uint8_t first; } one = {1};
-    RETURN_IF(one.first != 1, COLIBRI_ERR_BIG_ENDIAN);
-    const clb_header *h = (const clb_header *)(const void *)model;
-    RETURN_IF(h->version != CLB_FORMAT_VERSION, COLIBRI_ERR_VERSION);
-    RETURN_IF(clb_crc32(model, sizeof *h - sizeof h->header_crc) != h->header_crc, COLIBRI_ERR_HEADER);
-    /* A quarter of the address space keeps every later sum of two sizes from wrapping. */
-    const uint64_t most = SIZE_MAX / 4;
-    RETURN_IF(h->total_bytes > most || h->context_bytes > most || h->max_batch > CLB_MAX_BATCH ||
-              (uint64_t)h->max_batch * h->input_floats > most / sizeof(float) ||
-              (uint64_t)h->max_batch * h->output_floats > most / sizeof(float), COLIBRI_ERR_TOO_LARGE);
-    RETURN_IF(h->cleared_bytes < CLB_HEAD_BYTES || h->cleared_bytes > h->context_bytes, COLIBRI_ERR_HEADER);
-    RETURN_IF(h->max_batch < 1 || h->input_floats < 1 || h->output_floats < 1 ||
-              h->inputs < 1 || h->outputs < 1 || h->experts > CLB_LIMIT || h->main_ops > h->ops ||
-              h->context_tokens > CLB_LIMIT || !clb_within(h->reserved, sizeof h->reserved / sizeof h->reserved[0], 0, 0) ||
-              h->meta_bytes < sizeof *h || h->meta_bytes > CLB_MAX_META || h->meta_bytes > h->total_bytes ||
-              h->shared_bytes > h->total_bytes - h->meta_bytes, COLIBRI_ERR_HEADER);
+static int sizes_fit(const clb_header *h) {
+    if (!clb_words_fit(CLB_RANGES_OF_HEADER, h) || h->main_ops > h->ops) return 0;
+    if (h->cleared_bytes < CLB_HEAD_BYTES || h->cleared_bytes > h->context_bytes) return 0;
+    if (h->meta_bytes < sizeof *h || h->meta_bytes > CLB_MAX_META) return 0;
+    return h->meta_bytes <= h->total_bytes && h->shared_bytes <= h->total_bytes - h->meta_bytes;
+}
+
+int clb_read_header(const uint8_t *model, const clb_header **header) {
+    if (model == NULL) return COLIBRI_ERR_NULL;
+    if ((uintptr_t)model % CLB_ALIGN_MODEL != 0) return COLIBRI_ERR_MISALIGNED;
+    if (memcmp(model, CLB_MAGIC, sizeof CLB_MAGIC) != 0) return COLIBRI_ERR_MAGIC;
+    const union {
+        uint16_t word;
+        uint8_t first;
+    } one = {1};
+    if (one.first != 1) return COLIBRI_ERR_BIG_ENDIAN;
+    const clb_header *h = clb_at(model, 0);
+    if (h->version != CLB_FORMAT_VERSION) return COLIBRI_ERR_VERSION;
+    const uint32_t crc = clb_crc32(model, sizeof *h - sizeof h->header_crc);
+    if (crc != h->header_crc) return COLIBRI_ERR_HEADER;
+    if (!has_room(h)) return COLIBRI_ERR_TOO_LARGE;
+    if (!sizes_fit(h)) return COLIBRI_ERR_HEADER;
     *header = h;
     return COLIBRI_OK;
 }
 
-void clb_parse(const uint8_t *model, clb_model *m)
-{
-    const clb_header *h = (const clb_header *)(const void *)model;
+void clb_parse(const uint8_t *model, clb_model *m) {
+    const clb_header *h = clb_at(model, 0);
     m->bytes = model;
     m->header = h;
-    m->ports = (const clb_port *)(const void *)(model + h->ports_offset);
-    m->ops = (const clb_op *)(const void *)(model + h->ops_offset);
-    m->tensors = (const clb_tensor *)(const void *)(model + h->tensors_offset);
-    m->layers = (const clb_layer *)(const void *)(model + h->layers_offset);
-    m->experts = (const clb_expert *)(const void *)(model + h->experts_offset);
+    m->ports = clb_at(model, h->ports_offset);
+    m->ops = clb_at(model, h->ops_offset);
+    m->tensors = clb_at(model, h->tensors_offset);
+    m->layers = clb_at(model, h->layers_offset);
+    m->experts = clb_at(model, h->experts_offset);
 }

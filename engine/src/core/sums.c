@@ -1,14 +1,12 @@
-/* Sums in the one order defined for them: 8 strided partial sums from +0 and a fixed tree, so that every vector width adds
- * in the same order; and the exponentials that softmax and routers sum. */
+/* Sums in the one order defined for them: 8 strided partial sums from +0 and a fixed tree, so that
+ * every vector width adds in the same order; and the exponentials that softmax and routers sum. */
 #include "internal.h"
 
-CLB_INTERNAL float clb_lane_tree(const float p[CLB_LANES])
-{
+CLB_INTERNAL float clb_lane_tree(const float p[CLB_LANES]) {
     return ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]));
 }
 
-CLB_INTERNAL float clb_lane_sum(const float *x, size_t stride, size_t n)
-{
+CLB_INTERNAL float clb_lane_sum(const float *x, size_t stride, size_t n) {
     float lanes[CLB_LANES] = {0};
     size_t i = 0;
     for (; stride == 1 && i + CLB_LANES <= n; i += CLB_LANES) { /* as one vector */
@@ -22,8 +20,7 @@ CLB_INTERNAL float clb_lane_sum(const float *x, size_t stride, size_t n)
     return clb_lane_tree(lanes);
 }
 
-CLB_WALK void clb_each(uint32_t func, float *x, uint32_t n, const clb_kernels *kernels)
-{
+CLB_WALK void clb_each(uint32_t func, float *x, uint32_t n, const clb_kernels *kernels) {
     enum { FEW = CLB_SCALAR ? 1 : 12 };
     if (kernels != NULL && n >= FEW) {
         kernels->unary(func, 0.0f, 0.0f, x, x, n);
@@ -34,9 +31,9 @@ CLB_WALK void clb_each(uint32_t func, float *x, uint32_t n, const clb_kernels *k
     }
 }
 
-/* x = exp(x - the largest), a softmax but for its divisor, their sum, which is returned; without kernels one by one. */
-CLB_WALK float clb_exp_sum(float *x, uint32_t n, const clb_kernels *kernels)
-{
+/* x = exp(x - the largest), a softmax but for its divisor, their sum, which is returned; without
+ * kernels one by one. */
+CLB_WALK float clb_exp_sum(float *x, uint32_t n, const clb_kernels *kernels) {
     float best = -clb_inf();
     for (uint32_t i = 0; i < n; ++i) {
         best = x[i] > best ? x[i] : best;

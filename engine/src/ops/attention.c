@@ -1,13 +1,16 @@
-/* Attention: queries against the keys of a cache, and the sum of its values that their scores weigh. */
+/* Attention: queries against the keys of a cache, and the sum of its values that their scores
+ * weigh. */
 #include "cache.h"
 #include "../core/parallel.h"
 
-/* A tile of queries of one key head, a row each: token after token, of each the heads that share the key head. */
+/* A tile of queries of one key head, a row each: token after token, of each the heads that share
+ * the key head. */
 typedef struct {
     const clb_op *op;
     const clb_frame *frame;
     cache c;
-    const float *sinks, *bias; /* NULL: none; of each head `span` biases, the own position's in the `middle` */
+    const float *sinks; /* NULL: none */
+    const float *bias;  /* NULL: none; of each head `span`, the own position's in the `middle` */
     uint32_t samples, group, tiles, span, middle; /* tiles: of a key head */
 } attention;
 
@@ -18,11 +21,13 @@ typedef struct {
 } query;
 
 /* Scores of a row as the weights of their values. */
-CLB_STATIC_WALK void weigh(const attention *t, query *row, float *w, uint32_t start, uint32_t count)
-{
-    const float factor = t->op->attention.scale, cap = t->op->attention.softcap;
+CLB_STATIC_WALK void weigh(const attention *t, query *row, float *w, uint32_t start,
+                           uint32_t count) {
+    const float factor = t->op->attention.scale;
+    const float cap = t->op->attention.softcap;
     const uint32_t begin = clb_first_seen(t->op, row->last);
-    float most[CLB_LANES], best = row->best;
+    float most[CLB_LANES];
+    float best = row->best;
     for (uint32_t i = 0; i < CLB_LANES; ++i) {
         most[i] = best;
     }
@@ -52,17 +57,17 @@ CLB_STATIC_WALK void weigh(const attention *t, query *row, float *w, uint32_t st
     }
 }
 
-CLB_STATIC_WALK void panels(const clb_kernels *kernels, const clb_matrix *m, clb_tile *tile)
-{
+CLB_STATIC_WALK void panels(const clb_kernels *kernels, const clb_matrix *m, clb_tile *tile) {
     clb_pad_tile(tile);
-    for (uint32_t at = 0, blocks = clb_ceil(m->outputs, CLB_LANES); at < blocks; at += CLB_PANEL) {
+    const uint32_t blocks = clb_ceil(m->outputs, CLB_LANES);
+    for (uint32_t at = 0; at < blocks; at += CLB_PANEL) {
         CLB_PANEL_OF(kernels)(m, tile, at, clb_min(blocks - at, CLB_PANEL));
     }
 }
 
 /* Some rows of a tile look at the first `count` positions of a page. */
-CLB_STATIC_WALK void look(const attention *t, query *rows, uint32_t n, uint32_t page, uint8_t *keys, uint32_t count)
-{
+CLB_STATIC_WALK void look(const attention *t, query *rows, uint32_t n, uint32_t page, uint8_t *keys,
+                          uint32_t count) {
     const cache *c = &t->c;
     const clb_kernels *kernels = CLB_KERNELS(t->frame->ctx);
     const int scaled = c->layout == CLB_LAYOUT_ROWS8_I8;
@@ -72,7 +77,11 @@ CLB_STATIC_WALK void look(const attention *t, query *rows, uint32_t n, uint32_t 
         tile.a[i] = rows[i].q;
         tile.out[i] = weights[i];
     }
-    clb_matrix m = {.blocks = keys, .stride = c->key_stride, .layout = c->layout, .cols = c->key, .outputs = count,
+    clb_matrix m = {.blocks = keys,
+                    .stride = c->key_stride,
+                    .layout = c->layout,
+                    .cols = c->key,
+                    .outputs = count,
                     .scaled = scaled};
     panels(kernels, &m, &tile);
     for (uint32_t i = 0; i < n; ++i) {
@@ -83,39 +92,74 @@ CLB_STATIC_WALK void look(const attention *t, query *rows, uint32_t n, uint32_t 
         tile.a[i] = weights[i];
         tile.out[i] = rows[i].out;
     }
-    m = (clb_matrix){.blocks = keys + c->values, .stride = c->value_stride, .layout = c->layout, .cols = count,
-                     .outputs = c->value, .adds = 1};
+    m = (clb_matrix){.blocks = keys + c->values,
+                     .stride = c->value_stride,
+                     .layout = c->layout,
+                     .cols = count,
+                     .outputs = c->value,
+                     .adds = 1};
     panels(kernels, &m, &tile);
 }
 
-/* Task `index`: one tile. Where several rows see a whole page, they look at it together. */
-CLB_STATIC_WALK void attend(void *arg, uint32_t index)
-{
+/* One past the last position that a token sees, where the first of the batch is `here`. */
+CLB_STATIC_WALK uint32_t end_of(const attention *t, uint32_t here, uint32_t sample) {
+    const uint32_t mask = t->op->attention.mask;
+    if (mask == CLB_MASK_CROSS) return t->frame->ctx->source;
+    return here + (mask == CLB_MASK_FULL ? t->samples : sample + 1);
+}
+
+/* Row `number` of a key head's, which has seen nothing yet. */
+CLB_STATIC_WALK query query_of(const attention *t, uint32_t head, uint32_t number) {
+    const uint32_t here = t->frame->position;
+    const uint32_t sample = number / t->group;
+    const uint32_t own = head * t->group + number % t->group;
+    query row = {.best = -clb_inf(), .last = end_of(t, here, sample) - 1};
+    row.q = clb_locate(&t->op->a, t->frame, NULL, sample, own);
+    row.out = clb_out_row(t->op, t->frame, sample, own);
+    if (t->bias != NULL) {
+        row.bias = t->bias + (size_t)own * t->span + (t->middle - here - sample);
+    }
+    if (t->sinks != NULL) {
+        row.best = t->sinks[own];
+        row.sum = 1.0f;
+    }
+    memset(row.out, 0, t->c.value * sizeof(float));
+    return row;
+}
+
+/* Rows from the first on that look at a page together: those that end in the same place of it, or
+ * see all of it. */
+CLB_STATIC_WALK uint32_t together(const attention *t, const query *rows, uint32_t n,
+                                  uint32_t next) {
+    const uint32_t last = rows[0].last;
+    uint32_t count = 1;
+    for (; count < n; ++count) {
+        const uint32_t its = rows[count].last;
+        const int whole = next <= last && clb_first_seen(t->op, its) < next;
+        if (its != last && !whole) break;
+    }
+    return count;
+}
+
+/* Task `index`: one tile. */
+CLB_STATIC_WALK void attend(void *arg, uint32_t index) {
     const attention *t = arg;
-    const uint32_t sight = t->op->attention.sight, here = t->frame->position;
-    const uint32_t head = index / t->tiles, from = index % t->tiles * CLB_TILE;
+    const uint32_t head = index / t->tiles;
+    const uint32_t from = index % t->tiles * CLB_TILE;
     const uint32_t n = clb_min(t->samples * t->group - from, CLB_TILE);
     query rows[CLB_TILE];
     for (uint32_t i = 0; i < n; ++i) {
-        const uint32_t sample = (from + i) / t->group, own = head * t->group + (from + i) % t->group;
-        rows[i].q = clb_locate(&t->op->a, t->frame, NULL, sample, own);
-        rows[i].out = (float *)(uintptr_t)clb_locate(&t->op->out, t->frame, NULL, sample, own);
-        rows[i].bias = t->bias == NULL ? NULL : t->bias + (size_t)own * t->span + (t->middle - here - sample);
-        rows[i].last = (sight == CLB_SIGHT_SOURCE ? t->frame->ctx->source
-                        : sight == CLB_SIGHT_ALL  ? here + t->samples
-                                                  : here + sample + 1) - 1;
-        rows[i].best = t->sinks == NULL ? -clb_inf() : t->sinks[own];
-        rows[i].sum = t->sinks == NULL ? 0.0f : 1.0f;
-        memset(rows[i].out, 0, t->c.value * sizeof(float));
+        rows[i] = query_of(t, head, from + i);
     }
-    for (uint32_t page = clb_first_seen(t->op, here + from / t->group) / CLB_PAGE; page <= rows[n - 1].last / CLB_PAGE; ++page) {
-        for (uint32_t i = 0, end; i < n; i = end) {
-            const uint32_t last = rows[i].last, next = (page + 1) * CLB_PAGE;
-            for (end = i + 1; end < n && (rows[end].last == last ||
-                                          (next <= last && clb_first_seen(t->op, rows[end].last) < next)); ++end) {
-            }
+    uint32_t page = clb_first_seen(t->op, t->frame->position + from / t->group) / CLB_PAGE;
+    for (; page <= rows[n - 1].last / CLB_PAGE; ++page) {
+        const uint32_t next = (page + 1) * CLB_PAGE;
+        for (uint32_t i = 0, count; i < n; i += count) {
+            const uint32_t last = rows[i].last;
+            count = together(t, rows + i, n - i, next);
             if (page * CLB_PAGE <= last && clb_first_seen(t->op, last) < next) {
-                look(t, rows + i, end - i, page, keys_at(&t->c, head, page), clb_min(last + 1, next) - page * CLB_PAGE);
+                const uint32_t seen = clb_min(last + 1, next) - page * CLB_PAGE;
+                look(t, rows + i, count, page, keys_at(&t->c, head, page), seen);
             }
         }
     }
@@ -126,50 +170,53 @@ CLB_STATIC_WALK void attend(void *arg, uint32_t index)
     }
 }
 
-CLB_WALK void clb_attention(const clb_op *op, uint32_t samples, const clb_frame *frame)
-{
+CLB_WALK void clb_attention(const clb_op *op, uint32_t samples, const clb_frame *frame) {
     enum { SPREAD_MACS = 1 << 15 }; /* below, handing work to threads costs more than it saves */
     const uint32_t group = op->rows / op->attention.key_heads;
-    const uint32_t span = op->attention.biases == CLB_NONE ? 0 : frame->tensors[op->attention.biases].cols / op->rows;
-    attention t = {.op = op, .frame = frame, .c = cache_of(op, frame), .samples = samples, .group = group,
-                   .sinks = (const float *)(const void *)clb_tensor_at(frame, op->attention.sinks),
-                   .bias = (const float *)(const void *)clb_tensor_at(frame, op->attention.biases), .span = span,
-                   .middle = op->attention.sight == CLB_SIGHT_ALL ? span / 2 : span - 1,
+    const uint32_t span =
+        op->attention.biases == CLB_NONE ? 0 : frame->tensors[op->attention.biases].cols / op->rows;
+    attention t = {.op = op,
+                   .frame = frame,
+                   .c = cache_of(op, frame),
+                   .samples = samples,
+                   .group = group,
+                   .sinks = clb_tensor_at(frame, op->attention.sinks),
+                   .bias = clb_tensor_at(frame, op->attention.biases),
+                   .span = span,
+                   .middle = op->attention.mask == CLB_MASK_FULL ? span / 2 : span - 1,
                    .tiles = clb_ceil(samples * group, CLB_TILE)};
-    const uint64_t macs = (uint64_t)samples * op->rows * (frame->position + samples) * (t.c.key + t.c.value);
-    CLB_SPREAD(frame->ctx, frame->ctx->parallel != NULL && macs >= SPREAD_MACS, attend, &t, t.c.heads * t.tiles);
+    const uint64_t macs =
+        (uint64_t)samples * op->rows * (frame->position + samples) * (t.c.key + t.c.value);
+    CLB_SPREAD(frame->ctx, frame->ctx->parallel != NULL && macs >= SPREAD_MACS, attend, &t,
+               t.c.heads * t.tiles);
 }
 
 #if !defined(COLIBRI_GENERATED)
 #include "../check/proof.h"
 
-static int attention_fits(const clb_subject *s)
-{
+static int attention_fits(const clb_subject *s) {
     const clb_op *op = s->op;
-    if (op->rows % op->attention.key_heads != 0 || !clb_is_vector(s->w0, op->rows)) {
-        return 0;
-    }
+    if (op->rows % op->attention.key_heads != 0 || !clb_is_vector(s->w0, op->rows)) return 0;
     return s->samples * op->rows <= CLB_LIMIT && clb_cache_fits(s);
 }
 
-static void attention_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS])
-{
+static void attention_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
     clb_plain(uses, s->op->attention.key, 0, s->op->attention.value);
 }
 
-/* Key and value elements that the last token of a text that fills the context looks at, for all heads. */
-static uint64_t attention_macs(const clb_subject *s)
-{
+/* Key and value elements that the last token of a text that fills the context looks at, for all
+ * heads. */
+static uint64_t attention_macs(const clb_subject *s) {
     const uint32_t tokens = s->model->header->context_tokens;
     const uint64_t seen = tokens - clb_first_seen(s->op, tokens - 1);
     return clb_times(clb_cache_work(s), seen);
 }
 
-static uint64_t attention_work(const clb_subject *s)
-{
+static uint64_t attention_work(const clb_subject *s) {
     return clb_plus(clb_cache_work(s), attention_macs(s));
 }
 
-const clb_proof clb_attention_proof = {attention_fits, attention_uses, attention_macs, attention_work, clb_cache_kept};
+const clb_proof clb_attention_proof = {attention_fits, attention_uses, attention_macs,
+                                       attention_work, clb_cache_kept};
 
 #endif

@@ -1,4 +1,5 @@
-/* The gated delta rule (Yang et al. 2025, arXiv:2412.06464): a memory of keys and values, a matrix for each head of values. */
+/* The gated delta rule (Yang et al. 2025, arXiv:2412.06464): a memory of keys and values, a matrix for
+ * each head of values. */
 #include "../core/parallel.h"
 
 typedef struct {
@@ -8,8 +9,8 @@ typedef struct {
 } delta;
 
 /* total = Σ key[i] · scale · row i of the state, in the order of i */
-CLB_STATIC_WALK void recall(const delta *t, const float *key, float scale, const float *state, float *total)
-{
+CLB_STATIC_WALK void recall(const delta *t, const float *key, float scale, const float *state,
+                            float *total) {
     const uint32_t n = t->op->delta.value;
     for (uint32_t i = 0; i < t->op->delta.key; ++i) {
         CLB_KERNELS(t->frame->ctx)->mix(key[i] * scale, state + (size_t)i * n, total, n, i == 0);
@@ -17,8 +18,7 @@ CLB_STATIC_WALK void recall(const delta *t, const float *key, float scale, const
 }
 
 /* The tokens of a batch, one after another, on the state (key, value) of one head. */
-CLB_STATIC_WALK void learn(void *arg, uint32_t head)
-{
+CLB_STATIC_WALK void learn(void *arg, uint32_t head) {
     const delta *t = arg;
     const clb_op *op = t->op;
     const clb_frame *frame = t->frame;
@@ -47,43 +47,34 @@ CLB_STATIC_WALK void learn(void *arg, uint32_t head)
     }
 }
 
-CLB_WALK void clb_delta(const clb_op *op, uint32_t samples, const clb_frame *frame)
-{
+CLB_WALK void clb_delta(const clb_op *op, uint32_t samples, const clb_frame *frame) {
     enum { SPREAD_FLOATS = 1 << 13 }; /* below, handing work to threads costs more than it saves */
     delta t = {.op = op, .frame = frame, .samples = samples};
     const uint64_t floats = (uint64_t)op->rows * op->delta.key * op->delta.value;
-    CLB_SPREAD(frame->ctx, frame->ctx->parallel != NULL && floats * samples >= SPREAD_FLOATS, learn, &t, op->rows);
+    CLB_SPREAD(frame->ctx, frame->ctx->parallel != NULL && floats * samples >= SPREAD_FLOATS, learn,
+               &t, op->rows);
 }
 
 #if !defined(COLIBRI_GENERATED)
 #include "../check/proof.h"
 
-static int delta_fits(const clb_subject *s)
-{
-    return s->op->rows % s->op->delta.key_heads == 0;
-}
+static int delta_fits(const clb_subject *s) { return s->op->rows % s->op->delta.key_heads == 0; }
 
 /* The queries of all heads, then the keys; a row for each head of values. */
-static void delta_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS])
-{
+static void delta_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
     const uint32_t value = s->op->delta.value;
     clb_plain(uses, s->op->delta.key, (uint64_t)value + 2, value);
     uses[CLB_A].rows = 2 * s->op->delta.key_heads;
 }
 
-static uint64_t delta_kept(const clb_subject *s)
-{
+static uint64_t delta_kept(const clb_subject *s) {
     return clb_times(s->op->rows, (uint64_t)s->op->delta.key * s->op->delta.value);
 }
 
 /* Recalling, learning, recalling. */
-static uint64_t delta_macs(const clb_subject *s)
-{
-    return clb_times(3, delta_kept(s));
-}
+static uint64_t delta_macs(const clb_subject *s) { return clb_times(3, delta_kept(s)); }
 
-static uint64_t delta_work(const clb_subject *s)
-{
+static uint64_t delta_work(const clb_subject *s) {
     return clb_times(s->op->rows, (4ull * s->op->delta.key + 1) * s->op->delta.value);
 }
 

@@ -3,60 +3,73 @@
 
 enum { CHUNK = 32 }; /* floats gathered at once where a row is strided */
 
-/* A row of `n` floats `stride` apart, as n contiguous ones: the row itself, or its copy in `buffer`. */
-CLB_STATIC_WALK const float *gather(const float *row, size_t stride, size_t n, float *buffer)
-{
-    RETURN_IF(stride == 1, row);
+/* A row of `n` floats `stride` apart, as n contiguous ones: the row itself, or its copy in
+ * `buffer`. */
+CLB_STATIC_WALK const float *gather(const float *row, size_t stride, size_t n, float *buffer) {
+    if (stride == 1) return row;
     for (size_t i = 0; i < n; ++i) {
         buffer[i] = row[i * stride];
     }
     return buffer;
 }
 
-/* One innermost row of map1 (b is NULL) or map2. */
-CLB_STATIC_WALK void map_row(const clb_kernels *kernels, const clb_op *op, const float *a, const float *b, float *out)
-{
-    const size_t n = op->dims[3], sa = op->strides_a[3], sb = op->strides_b[3], so = op->strides_out[3];
-    const size_t step = sa == 1 && so == 1 && (b == NULL || sb == 1) ? n : CHUNK;
-    float left[CHUNK], right[CHUNK], result[CHUNK];
+/* One innermost row of unary (b is NULL) or binary. */
+CLB_STATIC_WALK void map_row(const clb_kernels *kernels, const clb_op *op, const float *a,
+                             const float *b, float *out) {
+    const size_t n = op->map.sizes[3];
+    const size_t stride_a = op->map.strides_a[3];
+    const size_t stride_b = op->map.strides_b[3];
+    const size_t stride_out = op->map.strides_out[3];
+    const int dense = stride_out == 1 && stride_a == 1;
+    const size_t step = dense && (b == NULL || stride_b == 1) ? n : CHUNK;
+    const uint32_t first = b == NULL ? op->func : op->before;
+    float left[CHUNK];
+    float right[CHUNK];
+    float result[CHUNK];
     for (size_t i = 0; i < n; i += step) {
         const size_t count = n - i < step ? n - i : step;
-        const float *x = gather(a + i * sa, sa, count, left);
-        float *y = so == 1 ? out + i : result;
-        if (b == NULL || op->before != CLB_UNARY_IDENTITY) {
-            kernels->unary(b == NULL ? op->func : op->before, op->alpha, op->beta, x, y, count);
+        const float *x = gather(a + i * stride_a, stride_a, count, left);
+        float *y = stride_out == 1 ? out + i : result;
+        if (b == NULL || first != CLB_UNARY_IDENTITY) {
+            kernels->unary(first, op->map.alpha, op->map.beta, x, y, count);
             x = y;
         }
         if (b != NULL) {
-            kernels->binary(op->func, x, gather(b + i * sb, sb, count, right), y, count);
+            const float *z = gather(b + i * stride_b, stride_b, count, right);
+            kernels->binary(op->func, x, z, y, count);
         }
         if (op->after != CLB_UNARY_IDENTITY) {
             kernels->unary(op->after, 0.0f, 0.0f, y, y, count);
         }
-        for (size_t j = 0; so != 1 && j < count; ++j) {
-            out[(i + j) * so] = result[j];
+        for (size_t j = 0; stride_out != 1 && j < count; ++j) {
+            out[(i + j) * stride_out] = result[j];
         }
     }
 }
 
-CLB_WALK void clb_map(const clb_op *op, const clb_tile *tile)
-{
-    const int two = op->code == CLB_OP_MAP2;
+/* Where a row has the innermost row (i, j, k). */
+static inline size_t place_of(const uint32_t *strides, size_t i, size_t j, size_t k) {
+    return i * strides[0] + j * strides[1] + k * strides[2];
+}
+
+CLB_WALK void clb_map(const clb_op *op, const clb_tile *tile) {
+    const int two = op->code == CLB_OP_BINARY;
     for (uint32_t row = 0; row < tile->rows; ++row) {
-        for (size_t i = 0; i < op->dims[0]; ++i) {
-            for (size_t j = 0; j < op->dims[1]; ++j) {
-                for (size_t k = 0; k < op->dims[2]; ++k) {
-                    map_row(tile->kernels, op, tile->a[row] + i * op->strides_a[0] + j * op->strides_a[1] + k * op->strides_a[2],
-                            two ? tile->b[row] + i * op->strides_b[0] + j * op->strides_b[1] + k * op->strides_b[2] : NULL,
-                            tile->out[row] + i * op->strides_out[0] + j * op->strides_out[1] + k * op->strides_out[2]);
+        for (size_t i = 0; i < op->map.sizes[0]; ++i) {
+            for (size_t j = 0; j < op->map.sizes[1]; ++j) {
+                for (size_t k = 0; k < op->map.sizes[2]; ++k) {
+                    const float *a = tile->a[row] + place_of(op->map.strides_a, i, j, k);
+                    const float *b =
+                        two ? tile->b[row] + place_of(op->map.strides_b, i, j, k) : NULL;
+                    float *out = tile->out[row] + place_of(op->map.strides_out, i, j, k);
+                    map_row(tile->kernels, op, a, b, out);
                 }
             }
         }
     }
 }
 
-CLB_WALK void clb_quantize(const clb_op *op, const clb_tile *tile)
-{
+CLB_WALK void clb_quantize(const clb_op *op, const clb_tile *tile) {
     for (uint32_t row = 0; row < tile->rows; ++row) {
         tile->kernels->quantize(tile->a[row], tile->out[row], op->quantize.inputs);
     }
@@ -66,30 +79,29 @@ CLB_WALK void clb_quantize(const clb_op *op, const clb_tile *tile)
 #include "../check/proof.h"
 
 /* Sizes and strides have a range. */
-static int map_fits(const clb_subject *s) { return clb_apart(s->op->dims, s->op->strides_out); }
+static int map_fits(const clb_subject *s) {
+    return clb_apart(s->op->map.sizes, s->op->map.strides_out);
+}
 
-static void map_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS])
-{
-    clb_strided(&uses[CLB_A], s->op, s->op->strides_a, CLB_ALL_AXES);
-    clb_strided(&uses[CLB_OUT], s->op, s->op->strides_out, CLB_ALL_AXES);
-    if (s->op->code == CLB_OP_MAP2) {
-        clb_strided(&uses[CLB_B], s->op, s->op->strides_b, CLB_ALL_AXES);
+static void map_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
+    clb_strided(&uses[CLB_A], s->op, s->op->map.strides_a, CLB_ALL_AXES);
+    clb_strided(&uses[CLB_OUT], s->op, s->op->map.strides_out, CLB_ALL_AXES);
+    if (s->op->code == CLB_OP_BINARY) {
+        clb_strided(&uses[CLB_B], s->op, s->op->map.strides_b, CLB_ALL_AXES);
     }
 }
 
-static uint64_t map_work(const clb_subject *s)
-{
+static uint64_t map_work(const clb_subject *s) {
     const clb_op *op = s->op;
-    const uint64_t outer = clb_times(op->rows, (uint64_t)op->dims[0] * op->dims[1]);
-    return clb_times(outer, (uint64_t)op->dims[2] * op->dims[3]);
+    const uint64_t outer = clb_times(op->rows, (uint64_t)op->map.sizes[0] * op->map.sizes[1]);
+    return clb_times(outer, (uint64_t)op->map.sizes[2] * op->map.sizes[3]);
 }
 
 const clb_proof clb_map_proof = {map_fits, map_uses, NULL, map_work, NULL};
 
-static void quantize_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS])
-{
+static void quantize_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
     const clb_op *op = s->op;
-    clb_plain(uses, op->quantize.inputs, 0, clb_record_floats(op->quantize.inputs));
+    clb_plain(uses, op->quantize.inputs, 0, clb_quantized_floats(op->quantize.inputs));
     uses[CLB_OUT].cols = op->quantize.inputs;
 }
 

@@ -1,16 +1,15 @@
-/* A loop over the operations behind it. The walk runs it: core/forward.c, or the code of an exported model.c. */
+/* A loop over the operations behind it. The walk runs it: core/forward.c, or the code of an
+ * exported model.c. */
 #include "../check/proof.h"
 
 /* No step without its state in memory. */
-static int loop_fits(const clb_subject *s)
-{
+static int loop_fits(const clb_subject *s) {
     const clb_op *op = s->op;
     const uint64_t most = s->model->header->context_bytes / sizeof(float);
     return op->work.space == CLB_SPACE_NONE && s->scope->looped == 0 && op->loop.steps <= most;
 }
 
-static void loop_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS])
-{
+static void loop_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
     (void)s;
     clb_plain(uses, 0, 0, 0);
 }

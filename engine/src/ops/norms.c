@@ -3,8 +3,7 @@
 
 #include <math.h> /* sqrtf only */
 
-CLB_WALK void clb_softmax(const clb_op *op, const clb_tile *tile)
-{
+CLB_WALK void clb_softmax(const clb_op *op, const clb_tile *tile) {
     const uint32_t n = op->norm.size;
     for (uint32_t row = 0; row < tile->rows; ++row) {
         float *y = tile->out[row];
@@ -19,13 +18,13 @@ CLB_WALK void clb_softmax(const clb_op *op, const clb_tile *tile)
 }
 
 /* y = ((x - mean) · inverse) · gamma + beta, where inverse = 1 / sqrt(mean of squares + eps). */
-CLB_WALK void clb_norm(const clb_op *op, const clb_tile *tile)
-{
+CLB_WALK void clb_norm(const clb_op *op, const clb_tile *tile) {
     const uint32_t n = op->norm.size;
     const int centre = op->code == CLB_OP_LAYERNORM;
     for (uint32_t row = 0; row < tile->rows; ++row) {
         const float *x = tile->a[row];
-        const float mean = centre ? clb_lane_sum(x, 1, n) / (float)n : 0.0f; /* x - 0 is x, bit for bit */
+        const float mean =
+            centre ? clb_lane_sum(x, 1, n) / (float)n : 0.0f; /* x - 0 is x, bit for bit */
         float lanes[CLB_LANES] = {0};
         for (uint32_t i = 0; i < n; ++i) {
             const float centred = x[i] - mean;
@@ -43,8 +42,7 @@ CLB_WALK void clb_norm(const clb_op *op, const clb_tile *tile)
 #if !defined(COLIBRI_GENERATED)
 #include "../check/proof.h"
 
-static int norm_fits(const clb_subject *s)
-{
+static int norm_fits(const clb_subject *s) {
     return clb_is_vector(s->w0, s->op->norm.size) && clb_is_vector(s->w1, s->op->norm.size);
 }
 

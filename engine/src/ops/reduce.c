@@ -1,8 +1,7 @@
 /* Sums, means and largest elements along an axis. */
 #include "../core/internal.h"
 
-static float largest(const float *x, size_t stride, size_t n)
-{
+static float largest(const float *x, size_t stride, size_t n) {
     float best = x[0];
     for (size_t i = 1; i < n; ++i) {
         const float y = x[i * stride];
@@ -14,8 +13,7 @@ static float largest(const float *x, size_t stride, size_t n)
 enum { SIDE = CLB_SCALAR ? 1 : 16 }; /* sums taken together where they lie side by side */
 
 /* SIDE sums of n rows `stride` apart, each as clb_lane_sum has it, at the beginning of `lanes`. */
-static void side_sums(const float *x, size_t stride, size_t n, float lanes[CLB_LANES * SIDE])
-{
+static void side_sums(const float *x, size_t stride, size_t n, float lanes[CLB_LANES * SIDE]) {
     memset(lanes, 0, CLB_LANES * SIDE * sizeof *lanes);
     for (size_t i = 0; i < n; ++i) {
         for (size_t j = 0; j < SIDE; ++j) {
@@ -29,21 +27,26 @@ static void side_sums(const float *x, size_t stride, size_t n, float lanes[CLB_L
     }
 }
 
-CLB_WALK void clb_reduce(const clb_op *op, const clb_tile *tile)
-{
-    const size_t n = op->reduce.size, stride = op->reduce.from_next, inner = op->reduce.inner;
-    const int sums = op->func != CLB_REDUCE_MAX, wide = SIDE > 1 && sums && op->reduce.from_inner == 1;
+CLB_WALK void clb_reduce(const clb_op *op, const clb_tile *tile) {
+    const size_t n = op->reduce.size;
+    const size_t stride = op->reduce.from_next;
+    const size_t inner = op->reduce.inner;
+    const int sums = op->func != CLB_REDUCE_MAX;
+    const int wide = SIDE > 1 && sums && op->reduce.from_inner == 1;
     float lanes[CLB_LANES * SIDE];
     for (uint32_t row = 0; row < tile->rows; ++row) {
         for (size_t k = 0; k < op->reduce.outer * inner; ++k) {
-            const size_t i = k / inner, j = k % inner;
+            const size_t i = k / inner;
+            const size_t j = k % inner;
             const float *x = tile->a[row] + i * op->reduce.from_outer + j * op->reduce.from_inner;
             float *y = tile->out[row] + i * op->reduce.to_outer + j * op->reduce.to_inner;
             const int together = wide && j / SIDE < inner / SIDE;
             if (together && j % SIDE == 0) {
                 side_sums(x, stride, n, lanes);
             }
-            const float sum = together ? lanes[j % SIDE] : sums ? clb_lane_sum(x, stride, n) : largest(x, stride, n);
+            const float sum = together ? lanes[j % SIDE]
+                              : sums   ? clb_lane_sum(x, stride, n)
+                                       : largest(x, stride, n);
             *y = op->func == CLB_REDUCE_MEAN ? sum / (float)n : sum;
         }
     }
@@ -54,16 +57,14 @@ CLB_WALK void clb_reduce(const clb_op *op, const clb_tile *tile)
 
 enum { READ = 0x7, LEFT = 0x5 }; /* axes: outer, reduced, inner; and without the reduced one */
 
-static void reduce_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS])
-{
+static void reduce_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
     const clb_op *op = s->op;
     clb_strided(&uses[CLB_A], op, op->strides_a, READ);
     clb_strided(&uses[CLB_OUT], op, op->strides_out, LEFT);
 }
 
 /* The elements read are no more than the memory they come from. */
-static int reduce_fits(const clb_subject *s)
-{
+static int reduce_fits(const clb_subject *s) {
     const clb_op *op = s->op;
     const uint32_t left[CLB_AXES] = {op->reduce.outer, 1, op->reduce.inner, 1};
     clb_use from;
@@ -72,10 +73,10 @@ static int reduce_fits(const clb_subject *s)
     return read <= from.floats && clb_apart(left, op->strides_out);
 }
 
-static uint64_t reduce_work(const clb_subject *s)
-{
+static uint64_t reduce_work(const clb_subject *s) {
     const clb_op *op = s->op;
-    return clb_times(clb_times(op->rows, (uint64_t)op->reduce.outer * op->reduce.size), op->reduce.inner);
+    return clb_times(clb_times(op->rows, (uint64_t)op->reduce.outer * op->reduce.size),
+                     op->reduce.inner);
 }
 
 const clb_proof clb_reduce_proof = {reduce_fits, reduce_uses, NULL, reduce_work, NULL};

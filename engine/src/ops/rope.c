@@ -1,17 +1,20 @@
 /* Rotary positions: pairs of a row turned by the angle of their token. */
 #include "../core/internal.h"
 
-CLB_WALK void clb_rope(const clb_op *op, uint32_t samples, const clb_frame *frame)
-{
-    const uint32_t n = op->rope.size, turned = op->rope.turned, half = turned / 2;
-    const float *table = (const float *)(const void *)clb_tensor_at(frame, op->rope.table);
+CLB_WALK void clb_rope(const clb_op *op, uint32_t samples, const clb_frame *frame) {
+    const uint32_t n = op->rope.size;
+    const uint32_t turned = op->rope.turned;
+    const uint32_t half = turned / 2;
+    const float *table = clb_tensor_at(frame, op->rope.table);
     for (uint32_t s = 0; s < samples; ++s) {
-        const float *cosine = table + (size_t)(frame->position + s) * turned, *sine = cosine + half;
+        const float *cosine = table + (size_t)(frame->position + s) * turned;
+        const float *sine = cosine + half;
         for (uint32_t row = 0; row < op->rows; ++row) {
             const float *x = clb_locate(&op->a, frame, NULL, s, row);
-            float *y = (float *)(uintptr_t)clb_locate(&op->out, frame, NULL, s, row);
+            float *y = clb_out_row(op, frame, s, row);
             for (uint32_t i = 0; i < half; ++i) {
-                const float a = x[i], b = x[half + i];
+                const float a = x[i];
+                const float b = x[half + i];
                 y[i] = a * cosine[i] - b * sine[i];
                 y[half + i] = b * cosine[i] + a * sine[i];
             }
@@ -23,12 +26,9 @@ CLB_WALK void clb_rope(const clb_op *op, uint32_t samples, const clb_frame *fram
 #if !defined(COLIBRI_GENERATED)
 #include "../check/proof.h"
 
-static int rope_fits(const clb_subject *s)
-{
+static int rope_fits(const clb_subject *s) {
     const uint64_t turned = s->op->rope.turned;
-    if (turned % 2 != 0 || turned > s->op->rope.size) {
-        return 0;
-    }
+    if (turned % 2 != 0 || turned > s->op->rope.size) return 0;
     const int table = s->w0 != NULL && s->w0->layout == CLB_LAYOUT_FLAT;
     return table && s->w0->cols >= s->model->header->context_tokens * turned;
 }

@@ -1,36 +1,40 @@
-/* Which kernels this processor can run. Asked once, in colibri_init; a firmware build has one answer. */
+/* Which kernels this processor can run. Asked once, in colibri_init; a firmware build has one
+ * answer. */
 #include "../core/internal.h"
 
 #if defined(CLB_X86)
 
 #include <cpuid.h>
 
-/* Whether the processor has F16C and these features of its leaf 7, and the operating system saves these registers:
- * 6 the 256-bit ones, 0xE6 the 512-bit ones too. */
-static int has(unsigned registers, unsigned in_b, unsigned in_c)
-{
-    unsigned a, b, c, d, low, high;
-    RETURN_IF(!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_F16C), 0);
-    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return (low & registers) == registers && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & in_b) == in_b &&
-           (c & in_c) == in_c;
+/* Whether the processor has F16C and these features of its leaf 7, and the operating system saves
+ * these registers: 6 the 256-bit ones, 0xE6 the 512-bit ones too. */
+static int has(uint32_t registers, uint32_t in_b, uint32_t in_c) {
+    enum { A, B, C, D };
+    uint32_t leaf[4];
+    uint32_t saved;
+    uint32_t high;
+    if (!__get_cpuid(1, &leaf[A], &leaf[B], &leaf[C], &leaf[D])) return 0;
+    if ((leaf[C] & bit_OSXSAVE) == 0 || (leaf[C] & bit_F16C) == 0) return 0;
+    __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    if ((saved & registers) != registers) return 0;
+    if (!__get_cpuid_count(7, 0, &leaf[A], &leaf[B], &leaf[C], &leaf[D])) return 0;
+    return (leaf[B] & in_b) == in_b && (leaf[C] & in_c) == in_c;
 }
 
 #endif
 
-const clb_kernels *clb_kernels_at(uint32_t n)
-{
+const clb_kernels *clb_kernels_at(uint32_t n) {
 #if defined(CLB_X86)
     const unsigned wide = bit_AVX2 | bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
-    RETURN_IF(has(0xE6, wide, bit_AVX512VNNI) && n-- == 0, &clb_kernels_avx512);
-    RETURN_IF(has(6, bit_AVX2, 0) && n-- == 0, &clb_kernels_avx2);
+    if (has(0xE6, wide, bit_AVX512VNNI) && n-- == 0) return &clb_kernels_avx512;
+    if (has(6, bit_AVX2, 0) && n-- == 0) return &clb_kernels_avx2;
 #elif defined(CLB_NEON_DOT) && !defined(__ARM_FEATURE_DOTPROD)
     uint64_t features; /* ID_AA64ISAR0_EL1, of it the field DP: Linux lets a program read it */
     __asm__("mrs %0, S3_0_C0_C6_0" : "=r"(features));
-    RETURN_IF((features >> 44 & 15u) != 0 && n-- == 0, &clb_kernels_neon_dot);
+    if ((features >> 44 & 15u) != 0 && n-- == 0) return &clb_kernels_neon_dot;
 #endif
 #if defined(CLB_V128)
-    RETURN_IF(n-- == 0, &CLB_V128);
+    if (n-- == 0) return &CLB_V128;
 #endif
     return n == 0 ? &clb_kernels_plain : NULL;
 }

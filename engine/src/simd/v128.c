@@ -1,6 +1,6 @@
-/* Every target with 128-bit vectors, in the compiler's own vector types: NEON, RISC-V V (fixed at 128 bits, so that any
- * vector length will do), WebAssembly SIMD. A vector is one block of 8 output rows, in two halves; only the integer
- * products differ. */
+/* Every target with 128-bit vectors, in the compiler's own vector types: NEON, RISC-V V (fixed at
+ * 128 bits, so that any vector length will do), WebAssembly SIMD. A vector is one block of 8 output
+ * rows, in two halves; only the integer products differ. */
 #include "../core/internal.h"
 
 #if defined(CLB_V128)
@@ -19,29 +19,33 @@ typedef float floats __attribute__((vector_size(16)));
 typedef int32_t words __attribute__((vector_size(16)));
 typedef uint32_t bits __attribute__((vector_size(16)));
 
-typedef struct { floats half[2]; } vf;
-typedef struct { words half[2]; } vi;
+typedef struct {
+    floats half[2];
+} vf;
+typedef struct {
+    words half[2];
+} vi;
 
 FORCE_INLINE vf broadcast(const float *p) { return (vf){{{*p, *p, *p, *p}, {*p, *p, *p, *p}}}; }
 FORCE_INLINE vf add(vf a, vf b) { return (vf){{a.half[0] + b.half[0], a.half[1] + b.half[1]}}; }
 FORCE_INLINE vf mul(vf a, vf b) { return (vf){{a.half[0] * b.half[0], a.half[1] * b.half[1]}}; }
-FORCE_INLINE vf to_float(vi v) { return (vf){{__builtin_convertvector(v.half[0], floats), __builtin_convertvector(v.half[1], floats)}}; }
+FORCE_INLINE vf to_float(vi v) {
+    return (vf){
+        {__builtin_convertvector(v.half[0], floats), __builtin_convertvector(v.half[1], floats)}};
+}
 FORCE_INLINE vi same(int32_t n) { return (vi){{{n, n, n, n}, {n, n, n, n}}}; }
 
-FORCE_INLINE vf f32_at(place p)
-{
+FORCE_INLINE vf f32_at(place p) {
     vf v;
     memcpy(&v, p.first, sizeof v);
     return v;
 }
-FORCE_INLINE void add_to(float *p, vf v)
-{
+FORCE_INLINE void add_to(float *p, vf v) {
     v = add(f32_at((place){p, NULL}), v);
     memcpy(p, &v, sizeof v);
 }
 
-FORCE_INLINE vf f16_at(place p)
-{
+FORCE_INLINE vf f16_at(place p) {
     const uint16_t *bits_at = p.first;
     vf v;
     BOTH {
@@ -53,14 +57,14 @@ FORCE_INLINE vf f16_at(place p)
         memcpy(&packed, bits_at + h * 4, sizeof packed);
         const bits wide = __builtin_convertvector(packed, bits), rest = (wide & 0x7FFFu) << 13;
         const bits finite = (bits)((floats)rest * 0x1p112f), special = (bits)(rest >= 0x0F800000u);
-        v.half[h] = (floats)((wide & 0x8000u) << 16 | (special & (rest | 0x7F800000u)) | (~special & finite));
+        v.half[h] = (floats)((wide & 0x8000u) << 16 | (special & (rest | 0x7F800000u)) |
+                             (~special & finite));
 #endif
     }
     return v;
 }
 
-FORCE_INLINE vi bytes_at(place p)
-{
+FORCE_INLINE vi bytes_at(place p) {
     vi v;
     memcpy(&v, p.first, sizeof v);
     return v;
@@ -68,11 +72,17 @@ FORCE_INLINE vi bytes_at(place p)
 
 FORCE_INLINE words byte_in(words four, int i) { return (words)((bits)four << (24 - 8 * i)) >> 24; }
 
-FORCE_INLINE vi byte_of_all(vi four, int i) { return (vi){{byte_in(four.half[0], i), byte_in(four.half[1], i)}}; }
+FORCE_INLINE vi byte_of_all(vi four, int i) {
+    return (vi){{byte_in(four.half[0], i), byte_in(four.half[1], i)}};
+}
 FORCE_INLINE vf byte_of(vi four, int i) { return to_float(byte_of_all(four, i)); }
 
-FORCE_INLINE vi low_nibbles(vi both) { return (vi){{both.half[0] & 0x0F0F0F0F, both.half[1] & 0x0F0F0F0F}}; }
-FORCE_INLINE vi high_nibbles(vi both) { return low_nibbles((vi){{both.half[0] >> 4, both.half[1] >> 4}}); }
+FORCE_INLINE vi low_nibbles(vi both) {
+    return (vi){{both.half[0] & 0x0F0F0F0F, both.half[1] & 0x0F0F0F0F}};
+}
+FORCE_INLINE vi high_nibbles(vi both) {
+    return low_nibbles((vi){{both.half[0] >> 4, both.half[1] >> 4}});
+}
 
 #if defined(__aarch64__) /* products of bytes */
 
@@ -88,11 +98,8 @@ FORCE_INLINE q8x q8_input(const int8_t *q) { return (int8x16_t)same(clb_four(q))
 typedef vi q8sum;
 
 FORCE_INLINE q8sum sums_from(int32_t n) { return same(n); }
-FORCE_INLINE q8sum q8_dot(q8sum sum, q8w weights, q8x x)
-{
-    BOTH {
-        sum.half[h] = (words)vdotq_s32((int32x4_t)sum.half[h], (int8x16_t)weights.half[h], x);
-    }
+FORCE_INLINE q8sum q8_dot(q8sum sum, q8w weights, q8x x) {
+    BOTH { sum.half[h] = (words)vdotq_s32((int32x4_t)sum.half[h], (int8x16_t)weights.half[h], x); }
     return sum;
 }
 FORCE_INLINE vi q8_end(q8sum sum) { return sum; }
@@ -100,15 +107,15 @@ FORCE_INLINE vi q8_end(q8sum sum) { return sum; }
 #else
 #define NAME "neon"
 
-typedef struct { int32x4_t pair[4]; } q8sum; /* pairs of rows, each as two parts */
+typedef struct {
+    int32x4_t pair[4];
+} q8sum; /* pairs of rows, each as two parts */
 
-FORCE_INLINE q8sum sums_from(int32_t n)
-{
+FORCE_INLINE q8sum sums_from(int32_t n) {
     const int32x4_t two = {n, 0, n, 0};
     return (q8sum){{two, two, two, two}};
 }
-FORCE_INLINE q8sum q8_dot(q8sum sum, q8w weights, q8x x)
-{
+FORCE_INLINE q8sum q8_dot(q8sum sum, q8w weights, q8x x) {
     BOTH {
         const int8x16_t w = (int8x16_t)weights.half[h];
         sum.pair[2 * h] = vpadalq_s16(sum.pair[2 * h], vmull_s8(vget_low_s8(w), vget_low_s8(x)));
@@ -128,26 +135,24 @@ FORCE_INLINE vi q8_end(q8sum sum) { return (vi){{paired(sum.pair), paired(sum.pa
 #define NAME "wasm"
 #endif
 
-typedef struct { vi input[4]; } q8w;
+typedef struct {
+    vi input[4];
+} q8w;
 typedef vi q8sum;
 typedef const int8_t *q8x;
 
 FORCE_INLINE q8sum sums_from(int32_t n) { return same(n); }
 FORCE_INLINE q8x q8_input(const int8_t *q) { return q; }
-FORCE_INLINE q8w q8_weights(vi weights)
-{
+FORCE_INLINE q8w q8_weights(vi weights) {
     q8w w;
     for (int i = 0; i < 4; ++i) {
         w.input[i] = byte_of_all(weights, i);
     }
     return w;
 }
-FORCE_INLINE q8sum q8_dot(q8sum sum, q8w weights, q8x x)
-{
+FORCE_INLINE q8sum q8_dot(q8sum sum, q8w weights, q8x x) {
     for (int i = 0; i < 4; ++i) {
-        BOTH {
-            sum.half[h] += weights.input[i].half[h] * x[i];
-        }
+        BOTH { sum.half[h] += weights.input[i].half[h] * x[i]; }
     }
     return sum;
 }
@@ -159,10 +164,15 @@ FORCE_INLINE vi q8_end(q8sum sum) { return sum; }
 typedef q8sum q4sum;
 typedef q8x q4x;
 
-FORCE_INLINE q8sum q8_start(UNUSED const clb_record *x, UNUSED uint32_t start, UNUSED uint32_t end) { return sums_from(0); }
+FORCE_INLINE q8sum q8_start(UNUSED const clb_quantized *x, UNUSED uint32_t start,
+                            UNUSED uint32_t end) {
+    return sums_from(0);
+}
 FORCE_INLINE q4sum q4_start(uint32_t inputs) { return sums_from((int32_t)(0u - 8u * inputs)); }
 FORCE_INLINE q4x q4_input(const int8_t *q) { return q8_input(q); }
-FORCE_INLINE q4sum q4_dot(q4sum sum, vi nibbles, q4x x) { return q8_dot(sum, q8_weights(nibbles), x); }
+FORCE_INLINE q4sum q4_dot(q4sum sum, vi nibbles, q4x x) {
+    return q8_dot(sum, q8_weights(nibbles), x);
+}
 FORCE_INLINE vi q4_end(q4sum sum) { return q8_end(sum); }
 
 #if defined(__aarch64__)

@@ -21,7 +21,7 @@ INDIRECT: dict[str, tuple[str, ...]] = {
     "attention": ("panel", "unary"),
     "delta": ("mix",),
     "parallel": ("run_rows", "run_chunk", "attend", "learn"),
-    "linear": ("panel", "residual", "unary"),
+    "linear": ("panel", "outliers", "unary"),
     "sums": ("unary",),
     "routing": ("unary",),
     "moe": ("mix", "compare_routes", "run_expert", "clb_route"),

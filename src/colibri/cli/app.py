@@ -43,9 +43,9 @@ from colibri.format import spec
 from colibri.format.package import open_package
 from colibri.frontends.checkpoints.language_models import load_checkpoint
 from colibri.ir.graph import CACHES, Array, Graph
-from colibri.passes import PASSES
 from colibri.passes.prune import PROVEN, Selection
 from colibri.pipeline import module as pipeline
+from colibri.pipeline import stages
 from colibri.pipeline.language import export_lm
 from colibri.quantize.choose import DTYPES
 from colibri.report import routes as route_report
@@ -78,8 +78,7 @@ def _colibri(
     pass
 
 
-STAGES = ("graph", *PASSES, "prune", "quantize", "merge", "program", "plan")
-Stage = Enum("Stage", {name: name for name in STAGES})  # type: ignore[misc]
+Stage = Enum("Stage", {name: name for name in stages.NAMES})  # type: ignore[misc]
 
 Architecture = Annotated[Path | None, typer.Option(help="Architecture file of a .safetensors; default: beside it.")]
 MaxBatch = Annotated[int | None, typer.Option(help="Rows the context is planned for; default: the example's, or 1.")]
@@ -172,9 +171,13 @@ def export(
         float | None, typer.Option(help="Largest output error, relative; else nothing is written.")
     ] = None,
     activations: Annotated[str, typer.Option(help="How int8 weights read their input: int8 or float.")] = "int8",
-    residual_share: Annotated[
+    outlier_share: Annotated[
         float | None,
-        typer.Option(help="Share of a matrix's bytes for its float16 residual; by default 1 % where that pays."),
+        typer.Option(
+            "--outlier-share",
+            "--residual-share",
+            help="Share of a matrix's bytes for its float16 sparse outliers; by default 1 % where that pays.",
+        ),
     ] = None,
     architecture: Architecture = None,
     calibration: Annotated[Path | None, typer.Option(help=".npy or .npz with real input rows.")] = None,
@@ -231,7 +234,7 @@ def export(
                 if value is not None:
                     raise ExportError(f"{option} is not for language models: leave it out")
             style = Style(prefix, expert_sections)
-            summary = _export_language(model, output, dtype, activations, residual_share, context, cache, max_batch,
+            summary = _export_language(model, output, dtype, activations, outlier_share, context, cache, max_batch,
                                        pipeline.alignment(expert_align, for_firmware), style, workers,
                                        as_json)  # fmt: skip
         show(summary, as_json)
@@ -246,7 +249,7 @@ def export(
             graph, rows, batch, report = _source(model, architecture, trust)
         if calibration is not None:
             rows = [np.asarray(x, np.float32) for x in _arrays(calibration, graph.inputs)]
-        how = pipeline.Quantization(dtype, activations, residual_share, _bytes(budget), max_error)
+        how = pipeline.Quantization(dtype, activations, outlier_share, _bytes(budget), max_error)
         batch = (batch if stream is None else 1) if max_batch is None else max_batch
         built = pipeline.build(graph, quantization=how, selection=selection, max_batch=batch, calibration=rows,
                                expert_align=pipeline.alignment(expert_align, for_firmware), on_stage=advance,
@@ -314,7 +317,7 @@ def _progress(quiet: bool) -> Iterator[Any]:
     """A progress bar over the stages of an export; yields the callback that advances it."""
     columns = (TextColumn("{task.description:10}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bar:
-        task = bar.add_task("read", total=len(STAGES) + 2)
+        task = bar.add_task("read", total=len(stages.NAMES) + 2)
         yield lambda name, value: bar.update(task, description=name, advance=1)
 
 

@@ -36,7 +36,7 @@ def text(program: Program, package: Package, shared: int, experts: Sequence[str]
     folding = _folding(program)
     lines = [
         *(f"#define CLB_USED_{name} {sum(1 << n for n in used):#x}ull" for name, used in _used(package)),
-        f"#define CLB_USED_RESIDUAL {int((package.ops['w2'] != spec.NONE).any())}",
+        f"#define CLB_USED_OUTLIERS {int((package.ops['w2'] != spec.NONE).any())}",
         f"#define CLB_USED_TEXT {int(program.context_tokens > 0)}",
         f"#define CLB_USED_SOURCE {int(program.encoder_ops > 0)}",
         f"#define CLB_USED_BATCH {int(program.max_batch > 1)}",

@@ -131,15 +131,20 @@ def head(
         "tensors": len(program.tensors), "layers": len(program.layers), "experts": len(program.experts),
         "golden_rows": at.golden_rows, "golden_bytes": at.sizes["golden"] // max(1, at.golden_rows),
         "info_bytes": at.sizes["info"],
-        "meta_crc": zlib.crc32(image[spec.HEADER.bytes :]), "shared_crc": shared_crc,
+        "shared_crc": shared_crc,
         "context_tokens": program.context_tokens, "tail_op": program.tail_op,
         "encoder_ops": program.encoder_ops,
         **{f"{name}_offset": offset for name, offset in at.offsets.items()},
     }  # fmt: skip
-    record = _fill(spec.HEADER.dtype, values)
-    record["header_crc"] = zlib.crc32(record.tobytes()[: spec.HEADER.bytes - 4])
-    image[: spec.HEADER.bytes] = record.tobytes()
-    return bytes(image)
+    return sealed(image, _fill(spec.HEADER.dtype, values))
+
+
+def sealed(meta: bytearray, header: Any) -> bytes:
+    """Metadata with this record in front, whose checksums of both are set."""
+    header["meta_crc"] = zlib.crc32(meta[spec.HEADER.bytes :])
+    header["header_crc"] = zlib.crc32(header.tobytes()[: spec.HEADER.bytes - 4])
+    meta[: spec.HEADER.bytes] = header.tobytes()
+    return bytes(meta)
 
 
 def _info(info: Mapping[str, Any]) -> bytes:

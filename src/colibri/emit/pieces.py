@@ -19,7 +19,7 @@ from colibri.lowering.program import Part, Program, Section
 
 _PIECE = 1 << 23  # elements of a piece, about: 32 MB as float32
 _BLOCK = 1 << 21  # elements laid out at once
-_APART = 3  # tensors from a matrix to its residual at most, for both to be made of one quantised weight
+_APART = 3  # tensors from a matrix to its outliers at most, for both to be made of one quantised weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ def _rows(part: Part, number: int, place: int, end: int, where: str) -> Iterator
 
 
 def _in_blocks(layout: str) -> bool:
-    return layout not in ("flat", "residual")
+    return layout not in ("flat", "outliers")
 
 
 def _blocks(value: Loaded, layout: str) -> Iterator[bytes]:

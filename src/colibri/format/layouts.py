@@ -17,11 +17,11 @@ from colibri.ir.weights import (
     Fp16Weight,
     Int4Weight,
     Int8Weight,
-    Residual,
+    Outliers,
     Weight,
     kind_of,
     loaded,
-    residual_bytes,
+    outlier_bytes,
 )
 
 CACHE_LAYOUTS = {"fp32": "rows8_f32", "fp16": "rows8_f16", "int8": "rows8_i8"}  # of keys and values
@@ -47,8 +47,8 @@ def stored_size(value: Weight, layout: str) -> int:
     if layout == "flat":
         return 4 * prod(value.shape)
     rows, cols = value.shape
-    if layout == "residual":
-        return residual_bytes((rows, cols), kind_of(value)[1])
+    if layout == "outliers":
+        return outlier_bytes((rows, cols), kind_of(value)[1])
     return -(-rows // LANES) * block_bytes(layout, cols)
 
 
@@ -83,21 +83,21 @@ def attention_macs(heads: int, key: int, value: int, window: int, context: int) 
     return heads * (key + value) * (min(window, context) or context)
 
 
-def residual_work(rows: int, cols: int, size: int) -> int:
-    """Most entries of a residual of `size` bytes that a row meets: no cell has more than there are, or than weights."""
+def outlier_work(rows: int, cols: int, size: int) -> int:
+    """Most outliers, of `size` bytes in all, that a row meets: no cell has more than there are, or than weights."""
     cells = -(-rows // CELL_ROWS) * -(-cols // CELL_COLS)
     entries = (size - 4 * (cells + 1)) // 4  # behind the starts of its cells, and their number, 4 bytes each
     return cells * min(entries, CELL_ROWS * CELL_COLS)
 
 
 def store(value: Weight, layout: str) -> bytes:
-    """The bytes of a constant, or of a matrix's residual, in `layout`; see docs/format.md."""
+    """The bytes of a constant, or of a matrix's outliers, in `layout`; see docs/format.md."""
     value = loaded(value)
     if layout == "flat":
         return np.ascontiguousarray(value, np.float32).tobytes()
-    if layout == "residual":
-        assert isinstance(value, Int8Weight | Int4Weight) and value.residual is not None
-        return _residual(value.residual, value.shape[1])
+    if layout == "outliers":
+        assert isinstance(value, Int8Weight | Int4Weight) and value.outliers is not None
+        return _outliers(value.outliers, value.shape[1])
     if isinstance(value, Int8Weight):
         return _int8(value)
     if isinstance(value, Int4Weight):
@@ -106,7 +106,7 @@ def store(value: Weight, layout: str) -> bytes:
     return bytes(blocks.transpose(0, 2, 1).tobytes())
 
 
-def record_floats(cols: int) -> int:
+def quantized_floats(cols: int) -> int:
     """4-byte words of a quantised row: a float32 scale per 128 inputs; per 32 inputs their sum (int32) and 32 int8."""
     return -(-cols // ACTIVATION_GROUP) + 9 * -(-cols // WEIGHT_GROUP)
 
@@ -138,20 +138,20 @@ def _int4(weight: Int4Weight) -> bytes:
     return np.concatenate([np.ascontiguousarray(scale).view(np.uint8), packed], axis=2).tobytes()
 
 
-def _residual(residual: Residual, cols: int) -> bytes:
+def _outliers(outliers: Outliers, cols: int) -> bytes:
     """Where each cell's entries start (u32), and their number; the places in their cells (u16); the values (float16).
 
     Cells follow each other row by row. A cell has the first entry of every row, then the second: neighbours belong to
     different outputs, so that a processor need not wait for one sum to go on with the next.
     """
     segments = -(-cols // CELL_COLS)
-    rows, columns = residual.rows, residual.columns.astype(np.int64)
+    rows, columns = outliers.rows, outliers.columns.astype(np.int64)
     cell = rows // CELL_ROWS * segments + columns // CELL_COLS
     order = np.lexsort((columns, rows, cell))
     start = np.flatnonzero(np.diff(rows[order] * segments + cell[order] % segments, prepend=-1))  # of a row in a cell
     rank = np.arange(len(order)) - np.repeat(start, np.diff(start, append=len(order)))
     order = order[np.lexsort((rows[order], rank, cell[order]))]
-    count = np.bincount(cell, minlength=-(-len(residual.counts) // CELL_ROWS) * segments)
+    count = np.bincount(cell, minlength=-(-len(outliers.counts) // CELL_ROWS) * segments)
     starts = np.concatenate([[0], np.cumsum(count)]).astype("<u4")
     places = (rows % CELL_ROWS * CELL_COLS + columns % CELL_COLS)[order].astype("<u2")
-    return starts.tobytes() + places.tobytes() + residual.values[order].astype("<f2").tobytes()
+    return starts.tobytes() + places.tobytes() + outliers.values[order].astype("<f2").tobytes()

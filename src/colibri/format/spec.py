@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from colibri.ir.graph import APPLY, BINARY, CACHES, ENDLESS, GROUP_RULES, NORMALIZE, REDUCE, SCORES, SIGHTS, UNARY
+from colibri.ir.graph import APPLY, BINARY, CACHES, ENDLESS, GROUP_RULES, MASKS, NORMALIZE, REDUCE, SCORES, UNARY
 from colibri.ir.weights import ACTIVATION_GROUP, CELL_COLS, CELL_ROWS, WEIGHT_GROUP
 
 VERSION = "0.1.0"
@@ -35,7 +35,7 @@ MAX_META = 1 << 28  # bytes of header and metadata: they are copied and proven b
 MAX_EXPERTS = 65535  # of one layer: the certificate holds choices as u16, and 65535 for none
 
 SPACES = ("none", "arena", "input", "output", "const", "token_in", "token_out", "token_weight")
-LAYOUTS = ("flat", "rows8_f32", "rows8_f16", "rows8_i8", "rows8_i4", "residual")
+LAYOUTS = ("flat", "rows8_f32", "rows8_f16", "rows8_i8", "rows8_i4", "outliers")
 SCOPES = ("shared", "expert")
 
 ERRORS: tuple[tuple[str, str], ...] = (
@@ -224,25 +224,25 @@ OPERAND = _record(
 OP = _record(
     "op", 192, "One operation on `rows` rows of every sample.",
     ("u16", "code", 1, "an `op` value"),
-    ("u16", "func", 1, "function of map1, map2, reduce; activation of linear; a `cache` value of cache, attention"),
+    ("u16", "func", 1, "function of unary, binary, reduce; activation of linear; a `cache` value of cache, attention"),
     ("u32", "rows", 1, "rows a sample has; delay: time steps it recalls, a row each"),
     ("operand", "a", 1, "first input; for `moe` the tokens"),
-    ("operand", "b", 1, "second input of map2; for `moe` the logits; for `cache` the values; for linear a computed "
+    ("operand", "b", 1, "second input of binary; for `moe` the logits; for `cache` the values; for linear a computed "
      "matrix, in layout rows8_f32"),
     ("operand", "out", 1, "output"),
     ("operand", "work", 1, "for `moe` its workspace: slots, weights, choices, grouping; for cache, attention, delay "
      "and delta what they keep from one run to the next"),
-    ("u32", "w0", 1, "a tensor, or `0xFFFFFFFF`: none; a constant operand a of map1 and map2"),
-    ("u32", "w1", 1, "a tensor, or none; a constant operand b of map2"),
+    ("u32", "w0", 1, "a tensor, or `0xFFFFFFFF`: none; a constant operand a of unary and binary"),
+    ("u32", "w1", 1, "a tensor, or none; a constant operand b of binary"),
     ("u32", "w2", 1, "a tensor, or none"),
-    ("u32", "dims", 4, "sizes inside a row, and 1 where there are fewer; of map1 and map2 its axes"),
+    ("u32", "dims", 4, "sizes inside a row, and 1 where there are fewer; of unary and binary its axes"),
     ("u32", "strides_a", 4, "strides of a, in floats"),
     ("u32", "strides_b", 4, "strides of b, in floats"),
     ("u32", "strides_out", 4, "strides of out, in floats, row-major"),
     ("f32", "alpha", 1, "first parameter of the function"),
     ("f32", "beta", 1, "second parameter of the function"),
-    ("u16", "before", 1, "map2: the `unary` function that a passes through first; zero elsewhere"),
-    ("u16", "after", 1, "map2: the `unary` function, with alpha and beta 0, that the result passes through; zero "
+    ("u16", "before", 1, "binary: the `unary` function that a passes through first; zero elsewhere"),
+    ("u16", "after", 1, "binary: the `unary` function, with alpha and beta 0, that the result passes through; zero "
      "elsewhere"),
 )  # fmt: skip
 
@@ -454,7 +454,7 @@ VIEWS: dict[str, tuple[Named, ...]] = {
         Named("key_heads", _DIMS + 2, "heads of keys and values; each serves rows / key_heads queries", 1, LIMIT),
         Named("positions", _DIMS + 3, "positions that the cache holds, in whole pages", 1, LIMIT),
         Named("window", _STRIDES_A, "positions a token sees, its own included; 0: all", 0, LIMIT),
-        Named("sight", _STRIDES_A + 1, "a `sight` value", 0, len(SIGHTS) - 1),
+        Named("mask", _STRIDES_A + 1, "a `mask` value", 0, len(MASKS) - 1),
         Named("scale", _ALPHA, "factor on the scores", type="f32"),
         Named("softcap", _BETA, "soft cap of the scores; 0: none", type="f32"),
     ),
@@ -476,8 +476,8 @@ OPERATIONS = (
     Operation("linear", "linear", "linear", "run_linear", "product", "unary", ("ends_in_function",)),
     Operation("linear_q", "linear", "linear", "run_linear", "product", "unary", ("ends_in_function",)),
     Operation("quantize", "quantize", "quantize", "quantize", "rows"),
-    Operation("map1", "map", "map", "map", "rows", "unary", ("in_place", "has_axes", "ends_in_function")),
-    Operation("map2", "map", "map", "map", "rows", "binary", ("in_place", "has_axes")),
+    Operation("unary", "map", "map", "map", "rows", "unary", ("in_place", "has_axes", "ends_in_function")),
+    Operation("binary", "map", "map", "map", "rows", "binary", ("in_place", "has_axes")),
     Operation("softmax", "norm", "norm", "softmax", "rows", "", ("in_place",), ("exp",), flash=300),
     Operation("layernorm", "norm", "norm", "norm", "rows", "", ("in_place",), flash=200),
     Operation("rmsnorm", "norm", "norm", "norm", "rows", "", ("in_place",), flash=200),
@@ -516,12 +516,20 @@ def operations(walk: str = "", trait: str = "") -> tuple[Operation, ...]:
     return tuple(o for o in OPERATIONS if walk in ("", o.walk) and trait in ("", *o.traits))
 
 
-# Ranges of a layer's fields that are proven field by field.
-LAYER_RANGES = {
-    "experts": (1, MAX_EXPERTS), "k": (1, LIMIT), "score": (0, len(SCORES) - 1), "normalize": (0, len(NORMALIZE) - 1),
-    "d_in": (1, LIMIT), "d_out": (1, LIMIT), "tile": (1, EXPERT_TILE), "groups": (1, LIMIT), "kept_groups": (1, LIMIT),
-    "group_rule": (0, len(GROUP_RULES) - 1), "capacity": (0, LIMIT), "apply": (0, len(APPLY) - 1),
-    "quantized": (0, LIMIT // 2),
+# Ranges of fields that are proven one by one; those of an operation's words are in VIEWS. What is reserved is 0.
+RANGES: dict[str, dict[str, tuple[int, int]]] = {
+    "header": {"max_batch": (1, NONE), "input_floats": (1, NONE), "output_floats": (1, NONE), "inputs": (1, NONE),
+               "outputs": (1, NONE), "experts": (0, LIMIT), "context_tokens": (0, LIMIT), "reserved": (0, 0)},
+    "port": {"rank": (0, 6)},
+    "operand": {"sample_stride": (0, LIMIT), "row_stride": (0, LIMIT), "step_stride": (0, LIMIT)},
+    "tensor": {"rows": (1, LIMIT), "cols": (1, LIMIT)},
+    "expert": {"reserved": (0, 0)},
+    "layer": {
+        "experts": (1, MAX_EXPERTS), "k": (1, LIMIT), "score": (0, len(SCORES) - 1),
+        "normalize": (0, len(NORMALIZE) - 1), "d_in": (1, LIMIT), "d_out": (1, LIMIT), "tile": (1, EXPERT_TILE),
+        "groups": (1, LIMIT), "kept_groups": (1, LIMIT), "group_rule": (0, len(GROUP_RULES) - 1),
+        "capacity": (0, LIMIT), "apply": (0, len(APPLY) - 1), "quantized": (0, LIMIT // 2),
+    },
 }  # fmt: skip
 
 RECORDS = {r.name: r for r in (HEADER, PORT, OPERAND, OP, TENSOR, LAYER, EXPERT, GOLDEN)}
@@ -529,7 +537,7 @@ RECORDS = {r.name: r for r in (HEADER, PORT, OPERAND, OP, TENSOR, LAYER, EXPERT,
 ENUMS: dict[str, Sequence[str]] = {
     "op": OPCODES, "space": SPACES, "layout": LAYOUTS, "scope": SCOPES, "unary": UNARY, "binary": BINARY,
     "reduce": REDUCE, "score": SCORES, "normalize": NORMALIZE, "group_rule": GROUP_RULES, "apply": APPLY,
-    "cache": CACHES, "sight": SIGHTS,
+    "cache": CACHES, "mask": MASKS,
 }  # fmt: skip
 
 LIMITS = {

@@ -12,7 +12,7 @@ A recurrence is a stretch of nodes that runs once for every step of a sequence, 
 the state before the first step, `step` gives a sequence's element, the nodes that follow compute on them, and `collect`
 closes it with the state after the step, whose values of all steps are its output.
 
-An encoder-decoder model has two texts. The nodes that attention of sight `source` takes its keys and values from, and
+An encoder-decoder model has two texts. The nodes that attention of mask `cross` takes its keys and values from, and
 all those before them (`Graph.encoder`), run on the tokens of the source text, all others on those of the text. The
 input is the id of either.
 
@@ -49,7 +49,7 @@ NORMALIZE = ("none", "sum", "softmax", "one", "clamped")
 GROUP_RULES = ("max", "top2")
 APPLY = ("output", "input")
 CACHES = ("fp32", "fp16", "int8")
-SIGHTS = ("past", "all", "source")
+MASKS = ("causal", "full", "cross")
 ENDLESS = 1 << 30  # `Graph.context` of a stream
 ALL_SAMPLES = ("moe", "embed", "rope", "attention", "delay", "delta")  # run on all samples at once: never step by step
 
@@ -236,14 +236,14 @@ class Graph:
         encoder = self.encoder()
         for n, node in enumerate(self.nodes):
             inside = node.output in encoder
-            seen = node.inputs[:1] + node.inputs[3:] if sight(node) == "source" else node.inputs
+            seen = node.inputs[:1] + node.inputs[3:] if mask(node) == "cross" else node.inputs
             if not inside and encoder & set(seen):
                 raise ExportError(f"{node.output}: {node.op} takes values of the source text beside those of the text")
             if inside and n and self.nodes[n - 1].output not in encoder:
                 raise ExportError(f"{node.output}: what reads the source text comes before all other operations")
             if inside and node.op == "delta":
                 raise ExportError(f"{node.output}: the delta rule on a source text is not supported")
-            if inside != (sight(node) == "all") and sight(node) is not None:
+            if inside != (mask(node) == "full") and mask(node) is not None:
                 raise ExportError(f"{node.output}: an encoder's attention, and no other, sees all of its text")
             if self.context and not inside and node.op == "moe" and node.attrs["router"].capacity:
                 raise ExportError(f"{node.output}: a capacity is for tokens that come together, as a source text's do")
@@ -254,7 +254,7 @@ class Graph:
 
     def encoder(self) -> set[str]:
         """The values computed from the source text; empty but for encoder-decoder models."""
-        wanted = {name for node in self.nodes if sight(node) == "source" for name in node.inputs[1:3]}
+        wanted = {name for node in self.nodes if mask(node) == "cross" for name in node.inputs[1:3]}
         for node in reversed(self.nodes):
             if node.output in wanted:
                 wanted |= set(node.inputs)
@@ -502,9 +502,9 @@ def _rope(node: Node, shapes: list[Shape]) -> Shape:
     return shapes[0]
 
 
-def sight(node: Node) -> str | None:
-    """Of which positions an attention takes keys and values: one of SIGHTS; None for any other operation."""
-    return node.attrs.get("sight", "past") if node.op == "attention" else None
+def mask(node: Node) -> str | None:
+    """Of which positions an attention takes keys and values: one of MASKS; None for any other operation."""
+    return node.attrs.get("mask", "causal") if node.op == "attention" else None
 
 
 def _attention(node: Node, shapes: list[Shape]) -> Shape:
@@ -513,11 +513,11 @@ def _attention(node: Node, shapes: list[Shape]) -> Shape:
     _need(kv == v_heads and heads % kv == 0, f"{heads} heads do not share {kv} key and {v_heads} value heads")
     _need(dim == k_dim, f"queries of {dim} do not fit keys of {k_dim}")
     _need(len(shapes) == 3 or shapes[3][:1] == (heads,), f"sinks {shapes[-1]} are not one for each of {heads} heads")
-    seen, biased = sight(node), len(shapes) == 4 and len(shapes[3]) == 2
-    _need(seen in SIGHTS, f"sight is one of {', '.join(SIGHTS)}")
-    _need(seen == "past" or not node.attrs.get("window", 0), "only attention to the past has a window")
-    _need(not biased or seen != "source", "positions of two texts have no distance, and no bias")
-    _need(not biased or seen != "all" or shapes[3][1] % 2 == 1, "biases are for as many positions before as behind")
+    seen, biased = mask(node), len(shapes) == 4 and len(shapes[3]) == 2
+    _need(seen in MASKS, f"mask is one of {', '.join(MASKS)}")
+    _need(seen == "causal" or not node.attrs.get("window", 0), "only attention to the past has a window")
+    _need(not biased or seen != "cross", "positions of two texts have no distance, and no bias")
+    _need(not biased or seen != "full" or shapes[3][1] % 2 == 1, "biases are for as many positions before as behind")
     _need(node.attrs.get("cache", "fp32") in CACHES, f"cache is one of {', '.join(CACHES)}")
     _need(node.attrs.get("window", 0) >= 0, "window must not be negative")
     return heads, v_dim
@@ -563,7 +563,7 @@ OPS: dict[str, Callable[[Node, list[Shape]], Shape]] = {
     "embed": _embed,  # ids (…, 1), table (ids, width) -> each id's row (…, width), NaN where there is none
     "rope": _rope,  # x (…, dim), table (positions, turned): cosines, then sines -> x, its first elements turned
     # q (heads, dim), k (kv, dim), v (kv, width)[, sinks (heads,) or biases (heads, distances)] -> (heads, width);
-    # scale, window=0 (positions seen, 0: all), softcap=0, cache="fp32", sight="past"
+    # scale, window=0 (positions seen, 0: all), softcap=0, cache="fp32", mask="causal"
     "attention": _attention,
     # x (width,) -> x of `steps` positions before, zeros before the first; with rows and apart (rows, width), each of
     # which is `apart` positions later than the one above

@@ -23,7 +23,7 @@ CELL_ROWS, CELL_COLS = 64, 1024  # weights of a cell: an entry of E is stored as
 
 
 @dataclass(frozen=True)
-class Residual:
+class Outliers:
     """The sparse E of W ≈ Q·S + E: entries a row (`counts`), their `columns`, ascending in a row, and `values`."""
 
     counts: np.ndarray[Any, np.dtype[np.uint32]]
@@ -42,13 +42,13 @@ class Residual:
         return matrix
 
 
-def residual_bytes(shape: tuple[int, int], entries: int) -> int:
+def outlier_bytes(shape: tuple[int, int], entries: int) -> int:
     """Bytes of an E with so many entries for a matrix of this shape: its index of cells, and 4 an entry."""
     return 4 * (-(-shape[0] // CELL_ROWS) * -(-shape[1] // CELL_COLS) + 1 + entries)
 
 
-def _bytes_of(residual: Residual | None, shape: tuple[int, int]) -> int:
-    return 0 if residual is None else residual_bytes(shape, len(residual.values))
+def _bytes_of(outliers: Outliers | None, shape: tuple[int, int]) -> int:
+    return 0 if outliers is None else outlier_bytes(shape, len(outliers.values))
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class Fp16Weight:
 
 @dataclass(frozen=True)
 class Int8Weight:
-    """q (rows, cols) int8, in ±127 where it is quantised here, times `scale` (rows,) float32, plus a residual."""
+    """q (rows, cols) int8, in ±127 where it is quantised here, times `scale` (rows,) float32, plus outliers."""
 
     q: Bytes
     scale: Floats
-    residual: Residual | None = None
+    outliers: Outliers | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -88,21 +88,21 @@ class Int8Weight:
     @property
     def nbytes(self) -> int:
         """Bytes of the stored numbers, padding left out."""
-        return self.q.nbytes + self.scale.nbytes + _bytes_of(self.residual, self.shape)
+        return self.q.nbytes + self.scale.nbytes + _bytes_of(self.outliers, self.shape)
 
     def dense(self) -> Floats:
         """The float32 matrix it stands for."""
         matrix = self.q.astype(np.float32) * self.scale[:, None]
-        return matrix if self.residual is None else matrix + self.residual.dense(self.shape)
+        return matrix if self.outliers is None else matrix + self.outliers.dense(self.shape)
 
 
 @dataclass(frozen=True)
 class Int4Weight:
-    """q (rows, cols) in -8 … 7 times `scale` (rows, ceil(cols / 32)) float16, plus a residual."""
+    """q (rows, cols) in -8 … 7 times `scale` (rows, ceil(cols / 32)) float16, plus outliers."""
 
     q: Bytes
     scale: Halves
-    residual: Residual | None = None
+    outliers: Outliers | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -112,13 +112,13 @@ class Int4Weight:
     @property
     def nbytes(self) -> int:
         """Bytes of the stored numbers, padding left out."""
-        return self.q.size // 2 + self.scale.nbytes + _bytes_of(self.residual, self.shape)
+        return self.q.size // 2 + self.scale.nbytes + _bytes_of(self.outliers, self.shape)
 
     def dense(self) -> Floats:
         """The float32 matrix it stands for."""
         scale = np.repeat(self.scale.astype(np.float32), WEIGHT_GROUP, axis=1)[:, : self.q.shape[1]]
         matrix = self.q.astype(np.float32) * scale
-        return matrix if self.residual is None else matrix + self.residual.dense(self.shape)
+        return matrix if self.outliers is None else matrix + self.outliers.dense(self.shape)
 
 
 StoredWeight = Fp16Weight | Int8Weight | Int4Weight
@@ -128,9 +128,9 @@ StoredWeight = Fp16Weight | Int8Weight | Int4Weight
 class Deferred:
     """A weight of known shape and format that is read, and perhaps quantised, only when it is needed.
 
-    `kind` is the type `load` gives, `entries` the residuals it stores (-1: it has none). What a model of many gigabytes
+    `kind` is the type `load` gives, `entries` the outliers it stores (-1: it has none). What a model of many gigabytes
     is made of: a graph holds it, and one weight at a time is in memory. `rows(start, stop)`, where there is one, gives
-    those rows of a matrix without residuals and reads no others, so that not even one weight need be whole in memory.
+    those rows of a matrix without outliers and reads no others, so that not even one weight need be whole in memory.
     """
 
     shape: tuple[int, ...]
@@ -150,7 +150,7 @@ def loaded(value: Weight) -> Loaded:
 
 
 def take_rows(value: Weight, start: int, stop: int) -> Loaded:
-    """Rows `start` … `stop` of a matrix, residuals left out; raises ExportError like `loaded`."""
+    """Rows `start` … `stop` of a matrix, outliers left out; raises ExportError like `loaded`."""
     if isinstance(value, Deferred) and value.rows is not None:
         return _announced(value.rows(start, stop), value, (stop - start, *value.shape[1:]))
     value = loaded(value)
@@ -177,11 +177,11 @@ def dense(value: Weight) -> Floats:
 
 
 def kind_of(value: Weight) -> tuple[str, int]:
-    """The format of a constant, and how many residuals it stores: with its shape, all that fixes its layout."""
+    """The format of a constant, and how many outliers it stores: with its shape, all that fixes its layout."""
     if isinstance(value, Deferred):
         return value.kind.__name__, value.entries
-    residual = getattr(value, "residual", None)
-    return type(value).__name__, -1 if residual is None else len(residual.values)
+    outliers = getattr(value, "outliers", None)
+    return type(value).__name__, -1 if outliers is None else len(outliers.values)
 
 
 def stackable(a: Weight, b: Weight) -> bool:
@@ -219,11 +219,11 @@ def stack(a: Weight, b: Weight) -> Weight:
     if isinstance(a, Fp16Weight):
         return Fp16Weight(both("values"))
     assert isinstance(b, Int8Weight | Int4Weight)
-    residual = None
-    if a.residual is not None and b.residual is not None:
-        parts = [(r.counts, r.columns, r.values) for r in (a.residual, b.residual)]
-        residual = Residual(*(np.concatenate(pair) for pair in zip(*parts, strict=True)))
-    return type(a)(both("q"), both("scale"), residual)
+    outliers = None
+    if a.outliers is not None and b.outliers is not None:
+        parts = [(r.counts, r.columns, r.values) for r in (a.outliers, b.outliers)]
+        outliers = Outliers(*(np.concatenate(pair) for pair in zip(*parts, strict=True)))
+    return type(a)(both("q"), both("scale"), outliers)
 
 
 def check(weight: StoredWeight) -> None:
@@ -241,11 +241,11 @@ def check(weight: StoredWeight) -> None:
             problems.append("an int4 scale is not finite")
     elif not np.isfinite(weight.values).all():
         problems.append("a weight does not fit float16")
-    residual = getattr(weight, "residual", None)
-    if residual is not None:
-        if len(residual.counts) != weight.shape[0] or int(residual.counts.sum()) != len(residual.values):
-            problems.append("residual counts do not add up")
-        if not np.isfinite(residual.values).all():
-            problems.append("a residual is not finite")
+    outliers = getattr(weight, "outliers", None)
+    if outliers is not None:
+        if len(outliers.counts) != weight.shape[0] or int(outliers.counts.sum()) != len(outliers.values):
+            problems.append("the counts of outliers do not add up")
+        if not np.isfinite(outliers.values).all():
+            problems.append("an outlier is not finite")
     if problems:
         raise ExportError(f"weight of shape {weight.shape}: {problems[0]}")

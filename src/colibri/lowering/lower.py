@@ -20,11 +20,11 @@ from colibri.format.layouts import (
     delay_slots,
     layout_of,
     page_bytes,
-    record_floats,
+    quantized_floats,
     stored_size,
 )
 from colibri.format.spec import ALIGN_BUFFER, ALIGN_MODEL, EXPERT_TILE, LANES, LIMIT, PAGE, align
-from colibri.ir.graph import SIGHTS, Graph, Node, Router, Shape, expert_numbers, is_absent, sight
+from colibri.ir.graph import MASKS, Graph, Node, Router, Shape, expert_numbers, is_absent, mask
 from colibri.ir.weights import Weight, kind_of
 from colibri.lowering.program import (
     Buffer,
@@ -175,7 +175,7 @@ class _Lowering:
         self.views.update(zip(self.graph.inputs, inputs, strict=True))
         self.aim(outputs)
         encoder = self.graph.encoder() if self.graph.context else set()
-        waiting = [node for node in self.graph.nodes if sight(node) == "source"]
+        waiting = [node for node in self.graph.nodes if mask(node) == "cross"]
         for node in self.graph.nodes:
             getattr(self, f"_{node.op}")(node)
             for reader in [r for r in waiting if set(r.inputs[1:3]) <= self.views.keys()]:
@@ -242,7 +242,7 @@ class _Lowering:
         return rows
 
     def copy(self, source: View, target: View, name: str) -> None:
-        self.map("map1", "identity", [source], target, name)
+        self.map("unary", "identity", [source], target, name)
 
     def map(
         self,
@@ -284,11 +284,11 @@ class _Lowering:
         integer = reads_int8(node, self.graph)
         a, rows = self.int8_rows(node.inputs[0]) if integer else self.rows(node.inputs[0])
         out, _, after = self.define_rows(node)
-        residual = matrix is not None and kind_of(matrix)[1] >= 0
+        outliers = matrix is not None and kind_of(matrix)[1] >= 0
         self.ops.append(
             Op("linear_q" if integer else "linear", out, a, func=node.attrs.get("activation") or "identity", rows=rows,
                inputs=k, outputs=n, matrix=self.weight(node, 1, "" if matrix is None else layout_of(matrix)),
-               bias=self.weight(node, 2), outliers=self.weight(node, 1, "residual") if residual else None,
+               bias=self.weight(node, 2), outliers=self.weight(node, 1, "outliers") if outliers else None,
                comment=node.output, alpha=node.attrs.get("alpha", 0.0), beta=node.attrs.get("beta", 0.0))
         )  # fmt: skip
         self.macs += self.steps * rows * n * k
@@ -399,7 +399,7 @@ class _Lowering:
         if name not in self.quantized:
             a, rows = self.rows(name)
             cols = self.graph.shapes[name][-1]
-            view = self.fresh(f"{name}.int8", (rows, record_floats(cols)))
+            view = self.fresh(f"{name}.int8", (rows, quantized_floats(cols)))
             out, _ = must(as_rows(view))
             self.ops.append(Op("quantize", out, a, rows=rows, inputs=cols, comment=name))
             self.quantized[name] = out, rows
@@ -414,7 +414,7 @@ class _Lowering:
     def _unary(self, node: Node) -> None:
         source = self.view(node.inputs[0])
         alpha, beta = node.attrs.get("alpha", 0.0), node.attrs.get("beta", 0.0)
-        self.map("map1", node.attrs["func"], [source], self.define(node), node.output, alpha=alpha, beta=beta)
+        self.map("unary", node.attrs["func"], [source], self.define(node), node.output, alpha=alpha, beta=beta)
 
     def _binary(self, node: Node) -> None:
         sources = [self.view(i) for i in node.inputs]
@@ -424,7 +424,7 @@ class _Lowering:
             target = self.views[node.output] = sources[0]
         else:
             target = self.define(node)
-        self.map("map2", node.attrs["func"], sources, target, node.output, alpha, beta, before, after)
+        self.map("binary", node.attrs["func"], sources, target, node.output, alpha, beta, before, after)
 
     def halves(self, node: Node) -> bool:
         """Whether it alone reads its inputs, parts of one product: the result may then take the first's place."""
@@ -544,7 +544,7 @@ class _Lowering:
         size = (
             cache["key_heads"] * (cache["positions"] // PAGE) * page_bytes(cache["func"], cache["key"], cache["value"])
         )
-        kept = self.keep(node, size, kept=sight(node) != "all")
+        kept = self.keep(node, size, kept=mask(node) != "full")
         (k, _), (v, _) = self.rows(node.inputs[1]), self.rows(node.inputs[2])
         self.ops.append(Op("cache", Operand(), k, v, kept, rows=cache["key_heads"], comment=node.output, **cache))
         return kept
@@ -559,10 +559,10 @@ class _Lowering:
         more = self.weight(node, 3)
         biased = len(node.inputs) > 3 and len(self.graph.shapes[node.inputs[3]]) == 2
         longest = self.graph.shapes[node.inputs[3]][1] if biased else 0
-        if biased and longest < (2 * self.graph.context - 1 if sight(node) == "all" else self.graph.context):
+        if biased and longest < (2 * self.graph.context - 1 if mask(node) == "full" else self.graph.context):
             raise ExportError(f"{node.output}: biases for {longest} distances in texts of {self.graph.context} tokens")
         self.ops.append(
-            Op("attention", out, q, work=kept, rows=heads, sight=SIGHTS.index(sight(node) or "past"),
+            Op("attention", out, q, work=kept, rows=heads, mask=MASKS.index(mask(node) or "causal"),
                sinks=None if biased else more, biases=more if biased else None, scale=node.attrs["scale"],
                softcap=node.attrs.get("softcap", 0.0), comment=node.output, **cache)
         )  # fmt: skip
@@ -609,7 +609,7 @@ class _Lowering:
         out, _, after = self.define_rows(node)
         d_in, d_out = self.graph.shapes[node.inputs[0]][-1], self.graph.shapes[node.output][-1]
         quantized = d_in if integer else 0
-        d_in = record_floats(d_in) if integer else d_in
+        d_in = quantized_floats(d_in) if integer else d_in
         choices = self.samples * tokens * router.k
         slots = choices * d_out if router.k > 1 else 0  # a single choice goes straight to the output
         words = slots + 3 * choices + router.experts + 1 + (4 if router.keyed else 1) * router.experts
@@ -655,7 +655,7 @@ class _Lowering:
                 if layer.router.apply == "input":
                     weight = View(Place("token_weight", 0), 0, token.shape, (0,))
                     scaled = low.fresh(f"{expert.inputs[0]}.weighted", token.shape)
-                    low.map("map2", "mul", [token, weight], scaled, expert.inputs[0])
+                    low.map("binary", "mul", [token, weight], scaled, expert.inputs[0])
                     token = scaled
                 low.run([token], [View(Place("token_out", 0), 0, (layer.d_out,), (1,))])
                 before, first = signature, len(program.expert_ops)

@@ -7,19 +7,18 @@ the lowest address up goes on until it does or its allowance is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from colibri.format.spec import ALIGN_BUFFER, HEAD_BYTES, align
-from colibri.ir.graph import Graph
-from colibri.lowering.lower import lower
 from colibri.lowering.program import Buffer, Op, Program, liveness
-from colibri.passes.merge import merge_gates
 
 _IMPROVEMENTS, _EFFORT = 100, 4_000_000  # attempts, and attempts times the square of the number of buffers
 _ALLOWANCE = 20_000  # placements the search may try; each costs the number of buffers
 _SEARCHED = 300  # buffers; the search recurses once for each
+
+Kept = TypeVar("Kept")  # a buffer, or where it was
 
 
 @dataclass(frozen=True)
@@ -145,17 +144,6 @@ class _Search:
         return self._place(waiting, raised, rest)
 
 
-def planned(graph: Graph, max_batch: int, on_stage: Callable[[str, Any], None]) -> tuple[Graph, Program]:
-    """The last stages of every export: the graph with its gates merged, and the program with every buffer placed."""
-    graph = merge_gates(graph)
-    on_stage("merge", graph)
-    program = lower(graph, max_batch)
-    on_stage("program", program)
-    plan(program)
-    on_stage("plan", program)
-    return graph, program
-
-
 def plan(program: Program) -> None:
     """Set every buffer's offset and the program's `context_bytes`, `cleared_bytes` and `lower_bound`.
 
@@ -181,16 +169,28 @@ def plan(program: Program) -> None:
             buffer.offset += HEAD_BYTES + work.offset + first
     for buffer in liveness(program.ops):
         buffer.offset += HEAD_BYTES
-    # What is kept lies behind all else, in the order of the program, caches last: nothing needs to clear them.
     caches = {op.work.place.buffer for op in program.ops if "keeps_cache" in op.known.traits}
-    everything = [buffer for buffer in liveness(program.ops) if buffer.kept]
-    kept = cleared = 0
-    for buffer in sorted(everything, key=caches.__contains__):
-        buffer.offset = HEAD_BYTES + size + kept
-        kept += buffer.floats * 4
-        cleared += 0 if buffer in caches else buffer.floats * 4
-    program.cleared_bytes = HEAD_BYTES + size + cleared
-    program.context_bytes, program.lower_bound = HEAD_BYTES + size + kept, HEAD_BYTES + bound + kept
+    kept = {buffer: buffer.floats * 4 for buffer in liveness(program.ops) if buffer.kept}
+    places, program.cleared_bytes, program.context_bytes = place_kept(kept, caches, HEAD_BYTES + size)
+    for buffer, offset in places.items():
+        buffer.offset = offset
+    program.lower_bound = HEAD_BYTES + bound + sum(kept.values())
+
+
+def place_kept(
+    sizes: Mapping[Kept, int], caches: Collection[Kept | None], first: int
+) -> tuple[dict[Kept, int], int, int]:
+    """The offset of all that is kept, `first` being the end of all else, and the ends of what is cleared and of it all.
+
+    It lies in the order of the program, caches last: nothing needs to clear them.
+    """
+    places: dict[Kept, int] = {}
+    cleared = end = first
+    for key in sorted(sizes, key=caches.__contains__):
+        places[key] = end
+        end += sizes[key]
+        cleared = cleared if key in caches else end
+    return places, cleared, end
 
 
 def _arrange(ops: Sequence[Op], least: Mapping[Buffer, int]) -> tuple[list[Buffer], int, int]:

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from colibri.format import spec
-from colibri.format.layouts import attention_macs, residual_work, store
+from colibri.format.layouts import attention_macs, outlier_work, store
 from colibri.ir.graph import Router, Shape
 from colibri.ir.weights import Weight
 
@@ -280,7 +280,7 @@ def op_work(op: Op, context: int) -> int:
 
 def _linear_work(op: Op, context: int) -> int:
     outliers: Tensor | None = op["outliers"]
-    entries = 0 if outliers is None else residual_work(outliers.rows, outliers.cols, outliers.bytes)
+    entries = 0 if outliers is None else outlier_work(outliers.rows, outliers.cols, outliers.bytes)
     return int(op.rows * ((op["inputs"] + 1) * op["outputs"] + entries))
 
 

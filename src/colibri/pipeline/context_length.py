@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import tempfile
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from colibri.emit.files import HEADER, MODEL, write_files
+from colibri.emit.model_bin import sealed
 from colibri.errors import ModelError
 from colibri.format import spec
 from colibri.format.layouts import attention_macs, cache_pages, delay_slots, page_bytes
 from colibri.format.package import Package, find, open_package
 from colibri.ir.graph import ENDLESS
+from colibri.lowering.plan import place_kept
 
 _REFLINK = 0x40049409  # FICLONE: share the blocks, where the file system can
 
@@ -101,23 +102,16 @@ def _head(package: Package, tokens: int) -> tuple[bytes, Any]:
     meta = bytearray(package.data[: int(header["meta_bytes"])].tobytes())
     at = int(header["ops_offset"])
     meta[at : at + ops.nbytes] = ops.tobytes()
-    header["meta_crc"] = zlib.crc32(meta[spec.HEADER.bytes :])
-    header["header_crc"] = zlib.crc32(header.tobytes()[: spec.HEADER.bytes - 4])
-    meta[: spec.HEADER.bytes] = header.tobytes()
-    return bytes(meta), header
+    return sealed(meta, header), header
 
 
 def _kept(ops: Any) -> list[Any]:
-    """What keeps something of the text from one run to the next, in the order that it lies in memory: caches last."""
-    return sorted((op for op in ops if _known(op).view in RESIZE), key=_is_cache)
+    """What keeps something of the text from one run to the next."""
+    return [op for op in ops if _known(op).view in RESIZE]
 
 
 def _known(op: Any) -> spec.Operation:
     return spec.OPERATIONS[int(op["code"])]
-
-
-def _is_cache(op: Any) -> bool:
-    return "keeps_cache" in _known(op).traits
 
 
 def _resize_delay(op: Any, tokens: int, samples: int) -> int:
@@ -143,16 +137,16 @@ RESIZE: dict[str, Callable[[Any, int, int], int]] = {
 
 
 def _arrange(ops: Any, tokens: int, samples: int, first: int) -> tuple[int, int]:
-    """Set the sizes and places of what is kept, as `lower` and `plan` do; the ends of what is cleared and of all."""
-    places: dict[int, int] = {}  # old place -> new place
-    end = cleared = first
-    for op in _kept(ops):
-        size, place = RESIZE[_known(op).view](spec.named(op), tokens, samples), int(op["work"]["offset"])
-        if place not in places:
-            places[place] = end
-            end += spec.align(size, spec.ALIGN_BUFFER)
-        op["work"]["offset"] = places[place]
-        cleared = cleared if _is_cache(op) else end
+    """Set the sizes of what is kept as `lower` does, and the places; the ends of what is cleared and of all."""
+    sizes: dict[int, int] = {}  # by old place
+    kept = _kept(ops)
+    for op in kept:
+        size = RESIZE[_known(op).view](spec.named(op), tokens, samples)
+        sizes.setdefault(int(op["work"]["offset"]), spec.align(size, spec.ALIGN_BUFFER))
+    caches = {int(op["work"]["offset"]) for op in kept if "keeps_cache" in _known(op).traits}
+    places, cleared, end = place_kept(sizes, caches, first)
+    for op in kept:
+        op["work"]["offset"] = places[int(op["work"]["offset"])]
     return cleared, end
 
 

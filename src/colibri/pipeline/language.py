@@ -15,25 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from colibri.common.names import printable
 from colibri.emit import c_source, writer
 from colibri.emit.files import write_files
 from colibri.errors import ExportError, ModelError
 from colibri.format import spec
 from colibri.format.package import open_package
 from colibri.ir.graph import Array, Graph, logit_masks
-from colibri.lowering.plan import planned
 from colibri.lowering.program import Program
-from colibri.passes import optimize
 from colibri.passes.read import read_weights
+from colibri.pipeline import stages
 from colibri.quantize.deferred import Energies, quantize_deferred
 from colibri.reference import arithmetic
-from colibri.reference.certificate import TEXT_ROWS, Certificate, assemble, certify, flat, random_text
+from colibri.reference.certificate import TEXT_ROWS, Certificate, assemble, certify, flat
 from colibri.runtime.engine import load
 from colibri.text.tokenizer import Tokenizer, read_files, write_all
 
 CHUNK, SOURCE = 256, 512  # tokens the engine takes at once, of a source text too
-_TEXT = 64  # tokens of the text that stands in for a given one
 _REFERENCE_WORK = 1 << 32  # multiply-accumulates the reference is given; it takes some 20 s for them
 _REFERENCE_BYTES = 1 << 26  # of weights, of which the reference holds some as float32
 _GENERATED_BYTES = 4 << 20  # above, C source for firmware is of no use
@@ -59,7 +56,7 @@ def export_lm(
     tokenizer: Path | None = None,
     workers: int | None = None,
     style: c_source.Style = c_source.PLAIN,
-    on_stage: Callable[[str, Any], None] | None = None,
+    on_stage: stages.Stage | None = None,
     on_progress: writer.OnProgress | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
@@ -83,17 +80,15 @@ def export_lm(
         max_batch = min(graph.context, SOURCE) if graph.encoder() else CHUNK
     if not 1 <= max_batch <= spec.MAX_BATCH:
         raise ExportError(f"max_batch {max_batch} is not between 1 and {spec.MAX_BATCH}")
-    stage = on_stage or (lambda name, value: None)
+    stage = on_stage or stages.silent
     path = Path(path)
     image = path if path.suffix == ".bin" else path / "model.bin"
     carried = {} if tokenizer is None else read_files(tokenizer)
-    stage("graph", graph)
-    graph = optimize(graph, stage)
+    graph = stages.optimized(graph, stage)
     graph = quantize_deferred(graph, dtype, activations=activations, share=share, energies=energies,
                               masks=frozenset(logit_masks(graph)))  # fmt: skip
-    stage("quantize", graph)
-    graph, program = planned(graph, max_batch, stage)
-    rows = random_text(graph, _TEXT) if text is None else [x[: graph.context] for x in text]
+    graph, program = stages.planned(graph, max_batch, stage)
+    rows = stages.random_rows(graph) if text is None else [x[: graph.context] for x in text]
     golden_rows = min(golden_rows, len(rows[0]))
     small = program.macs * len(rows[0]) <= _REFERENCE_WORK and _weights(program) <= _REFERENCE_BYTES
     by = "reference" if small else "engine"
@@ -111,9 +106,8 @@ def export_lm(
             raise ExportError("the engine differs from the reference on this model: please report it")
         return sure
 
-    info = {"name": printable(graph.name), "dtype": dtype, "producer": f"colibri {spec.VERSION}", "certificate": by,
-            "calibration": "random" if text is None else "given",
-            **({"start": graph.start} if program.encoder_ops else {})}  # fmt: skip
+    start = {"start": graph.start} if program.encoder_ops else {}
+    info = stages.info(graph, dtype, text is not None, certificate=by, **start)
     writer.write(program, image, certificate, info=info, golden_rows=golden_rows,
                  expert_align=expert_align, workers=min(os.cpu_count() or 1, 4) if workers is None else workers,
                  key=_key(dtype, activations, share, energies, sources), on_progress=on_progress, say=say,

@@ -1,8 +1,8 @@
-"""Pipeline from a graph to the files of an export: optimise, lower, plan, certify, write, check in the engine."""
+"""Export of a module: all in memory, where formats are measured and the engine is proven before there is a file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,32 +11,29 @@ import numpy as np
 
 from colibri.common import options
 from colibri.common.compare import finite_rows
-from colibri.common.names import printable
 from colibri.emit import c_source, model_bin
 from colibri.emit.c_source import PLAIN, Style
 from colibri.emit.files import write_files
 from colibri.errors import ExportError
 from colibri.format import spec
 from colibri.ir import weights
-from colibri.ir.graph import Array, Graph, expert_numbers, is_absent, logit_masks
+from colibri.ir.graph import Array, Graph, expert_numbers, logit_masks
 from colibri.ir.weights import StoredWeight
-from colibri.lowering.plan import planned
 from colibri.lowering.program import Program
-from colibri.passes import optimize
 from colibri.passes.prune import PROVEN, Pruning, Selection, prune
 from colibri.passes.read import read_weights
 from colibri.passes.stream import stream, time_steps, verify
+from colibri.pipeline import stages
+from colibri.pipeline.stages import Stage
 from colibri.quantize.choose import DTYPES, Choice, quantize
 from colibri.quantize.report import Quality, Scorer, measure
 from colibri.quantize.watch import large_error
 from colibri.reference import arithmetic
-from colibri.reference.certificate import Certificate, certify, random_text
+from colibri.reference.certificate import Certificate, certify
 from colibri.reference.interpreter import run
 from colibri.runtime.engine import Model, load
 
 _COMPARED_ROWS = 64  # rows run through reference and engine before anything is written
-
-Stage = Callable[[str, Any], None]
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class Quantization:
 
     dtype: str = "fp32"
     activations: str = "int8"
-    residual_share: float | None = None  # of a matrix's bytes, for its sparse residual E; None: 1 % where it pays
+    outlier_share: float | None = None  # of a matrix's bytes, for its sparse outliers E; None: 1 % where it pays
     budget: int | None = None  # bytes of all weights
     max_error: float | None = None  # ‖Δ‖ / ‖y‖ of the worst output
     scorer: Scorer | None = None  # task metric of a run's outputs, for the report
@@ -53,8 +50,8 @@ class Quantization:
     def __post_init__(self) -> None:
         options.choice("dtype", self.dtype, DTYPES)
         options.choice("activations", self.activations, ("int8", "float"))
-        if self.residual_share is not None:
-            options.number("residual_share", self.residual_share, 0, 1)
+        if self.outlier_share is not None:
+            options.number("outlier_share", self.outlier_share, 0, 1)
         if self.budget is not None:
             options.whole("budget", self.budget, 1, 1 << 62)
         if self.max_error is not None:
@@ -122,58 +119,59 @@ def build(
     """
     options.whole("max_batch", max_batch, 1, spec.MAX_BATCH)
     options.whole("expert_align", expert_align, spec.ALIGN_MODEL, 1 << 30)
-    stage = on_stage or (lambda name, value: None)
-    stage("graph", graph)
-    graph = read_weights(graph)
-    _require_sound_constants(graph)
-    graph = optimize(graph, stage)
+    stage = on_stage or stages.silent
+    given, dtype = calibration is not None, quantization.dtype
+    graph = stages.optimized(graph, stage, _in_memory)
     warnings: list[str] = []
-    rows = _random_rows(graph) if calibration is None else _usable_rows(graph, calibration, warnings)
-    latency: dict[str, int] = {}
+    rows = stages.random_rows(graph) if calibration is None else _usable_rows(graph, calibration, warnings)
+    more: dict[str, Any] = {}
     if stream_axis is not None:
-        rank = min(len(graph.shapes[name]) for name in graph.inputs)
-        if rank == 0 or stream_axis not in range(1, rank + 1):
-            raise ExportError(
-                f"stream is {stream_axis!r}; it must be the axis of time, from 1 to the last of every input's"
-            )
-        moving, flows = stream(graph, stream_axis - 1)
-        verify(graph, moving, flows, stream_axis - 1, rows)
-        latency = {
-            name: flow.latency * (flow.axis is not None) for name, flow in zip(graph.outputs, flows, strict=True)
-        }
-        graph, rows = moving, time_steps([x[:_COMPARED_ROWS] for x in rows], stream_axis - 1)
+        graph, rows, more["latency"] = _streamed(graph, rows, stream_axis)
         stage("stream", graph)
     whole = graph
-    graph, pruning = prune(graph, selection, rows, calibration is not None)
+    graph, pruning = prune(graph, selection, rows, given)
     graph.validate()
     stage("prune", graph)
-    left = graph
-    graph, choices, quality = _quantize(graph, quantization, rows, calibration is not None)
-    if quality is not None:
-        warnings += large_error(left, graph, quality, quantization.dtype, quantization.activations, rows)
-    stage("quantize", graph)
-    graph, program = planned(graph, max_batch, stage)
-    certificate = certify(graph, rows)
-    info: dict[str, Any] = {"name": printable(graph.name), "dtype": quantization.dtype,
-            "producer": f"colibri {spec.VERSION}",
-            "calibration": "given" if calibration is not None else "random"}  # fmt: skip
-    if stream_axis is not None:
-        info["latency"] = latency
     if pruning.experts:
-        info["pruned"] = {str(layer): experts for layer, experts in pruning.by_layer().items()}
+        more["pruned"] = {str(layer): experts for layer, experts in pruning.by_layer().items()}
+    left = graph
+    graph, choices, quality = _quantize(graph, quantization, rows, given)
+    if quality is not None:
+        warnings += large_error(left, graph, quality, dtype, quantization.activations, rows)
+    graph, program = stages.planned(graph, max_batch, stage)
+    certificate = certify(graph, rows)
+    info = stages.info(graph, dtype, given, **more)
     image = model_bin.write(program, certificate.golden, certificate.frequencies, info, expert_align)
-    pruning = _sized(pruning, whole, left, program)
+    pruning = _sized(pruning, whole, program)
     export = Export(graph, program, certificate, image, choices, quality, pruning, warnings)
     _prove_equal(export, rows)
     stage("export", export)
     return export
 
 
+def _in_memory(graph: Graph) -> Graph:
+    """The graph with every weight in it, and sound."""
+    graph = read_weights(graph)
+    _require_sound_constants(graph)
+    return graph
+
+
+def _streamed(graph: Graph, rows: list[Array], axis: int) -> tuple[Graph, list[Array], dict[str, int]]:
+    """The graph that takes one time step a call, its rows, and how many steps each output comes late."""
+    rank = min(len(graph.shapes[name]) for name in graph.inputs)
+    if rank == 0 or axis not in range(1, rank + 1):
+        raise ExportError(f"stream is {axis!r}; it must be the axis of time, from 1 to the last of every input's")
+    moving, flows = stream(graph, axis - 1)
+    verify(graph, moving, flows, axis - 1, rows)
+    late = {name: flow.latency * (flow.axis is not None) for name, flow in zip(graph.outputs, flows, strict=True)}
+    return moving, time_steps([x[:_COMPARED_ROWS] for x in rows], axis - 1), late
+
+
 def _quantize(
     graph: Graph, how: Quantization, rows: Sequence[Array], given: bool
 ) -> tuple[Graph, list[Choice], Quality | None]:
     new, choices = quantize(graph, how.dtype, rows if given else None, activations=how.activations,
-                            share=how.residual_share, budget=how.budget, max_error=how.max_error)  # fmt: skip
+                            share=how.outlier_share, budget=how.budget, max_error=how.max_error)  # fmt: skip
     _require_sound_constants(new)
     if how.dtype == "fp32":
         return new, [], None
@@ -184,21 +182,15 @@ def _quantize(
     return new, choices, quality
 
 
-def _sized(pruning: Pruning, whole: Graph, left: Graph, program: Program) -> Pruning:
+def _sized(pruning: Pruning, whole: Graph, program: Program) -> Pruning:
     """With the bytes an expert would have taken in the file: those of one of its layer and shape that is left."""
-    stored = iter(program.experts)
-    sizes: dict[tuple[int, str], int] = {}
-    for layer, node in enumerate(left.moe_nodes()):
-        for body, expert in zip(node.attrs["experts"], stored, strict=False):
-            if not is_absent(body):
-                sizes[layer, body.signature()] = expert.section.size
-    layers = list(whole.moe_nodes())
-
-    def size(layer: int, expert: int, otherwise: int) -> int:
-        body = layers[layer].attrs["experts"][expert_numbers(layers[layer]).index(expert)]
-        return sizes.get((layer, body.signature()), otherwise)
-
-    experts = [replace(p, bytes=size(p.layer, p.expert, p.bytes)) for p in pruning.experts]
+    shapes = {
+        (layer, number): body.signature()
+        for layer, node in enumerate(whole.moe_nodes())
+        for number, body in zip(expert_numbers(node), node.attrs["experts"], strict=True)
+    }
+    sizes = {(e.layer, shapes[e.layer, e.index]): e.section.size for e in program.experts if e.ops}
+    experts = [replace(p, bytes=sizes.get((p.layer, shapes[p.layer, p.expert]), p.bytes)) for p in pruning.experts]
     return replace(pruning, experts=experts)
 
 
@@ -246,13 +238,6 @@ def _may_be_infinite(graph: Graph) -> tuple[set[str], set[str], set[str]]:
     return masks | logit_masks(graph), bounds, covers
 
 
-def _random_rows(graph: Graph) -> list[Array]:
-    if graph.context:
-        return random_text(graph, _COMPARED_ROWS)
-    rng = np.random.default_rng(0)
-    return [rng.standard_normal((_COMPARED_ROWS, *graph.shapes[i]), np.float32) for i in graph.inputs]
-
-
 def _usable_rows(graph: Graph, calibration: Sequence[Array], warnings: list[str]) -> list[Array]:
     """The calibration rows that hold numbers throughout; raises ExportError where they do not fit the graph."""
     shapes = [graph.shapes[name] for name in graph.inputs]
@@ -267,7 +252,7 @@ def _usable_rows(graph: Graph, calibration: Sequence[Array], warnings: list[str]
     if left_out == 0:
         return list(calibration)
     warnings.append(f"{left_out} of {len(finite)} calibration rows hold NaN or infinity and were left out")
-    return [x[finite] for x in calibration] if finite.any() else _random_rows(graph)
+    return [x[finite] for x in calibration] if finite.any() else stages.random_rows(graph)
 
 
 def _prove_equal(export: Export, rows: Sequence[Array]) -> None:

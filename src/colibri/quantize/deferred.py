@@ -26,7 +26,7 @@ from colibri.ir.weights import (
     check,
     kind_of,
     loaded,
-    residual_bytes,
+    outlier_bytes,
     take_rows,
 )
 from colibri.quantize import formats
@@ -126,10 +126,10 @@ def _as(value: Weight, kind: str, share: float, energy: Array | None, mask: bool
     rows, cols = value.shape
     entries = 0
     if kind != "fp16" and rows * cols <= _MOST_WITH_E:
-        entries = formats.residual_entries(rows, cols, share, kind)
+        entries = formats.outlier_entries(rows, cols, share, kind)
     size = {"fp16": 2 * rows * cols, "int8": rows * cols + 4 * rows,
             "int4": rows * cols // 2 + 2 * rows * -(-cols // WEIGHT_GROUP)}[kind]  # fmt: skip
-    size += residual_bytes((rows, cols), entries) if entries else 0
+    size += outlier_bytes((rows, cols), entries) if entries else 0
     if size >= 4 * rows * cols:
         return _checked(value, mask)
 

@@ -15,7 +15,7 @@ import numpy as np
 from colibri._engine import ffi, lib
 from colibri.errors import ExportError
 from colibri.ir.graph import Array
-from colibri.ir.weights import WEIGHT_GROUP, Fp16Weight, Int4Weight, Int8Weight, Residual, StoredWeight, residual_bytes
+from colibri.ir.weights import WEIGHT_GROUP, Fp16Weight, Int4Weight, Int8Weight, Outliers, StoredWeight, outlier_bytes
 
 SHARE = 0.01  # of a weight's bytes, for its E
 
@@ -52,12 +52,12 @@ def int8(matrix: Array, energy: Array | None = None, share: float = SHARE) -> In
     """
     _check(matrix, _INT8_MAX, "int8", "fp32")
     rows, cols = matrix.shape
-    entries = residual_entries(rows, cols, share, "int8")
+    entries = outlier_entries(rows, cols, share, "int8")
     energy = _relative(energy, cols)
     candidates = _clips(matrix, entries)[..., None] / np.float32(127)
     scale = _best_scale(matrix[:, None, :], energy[None], candidates, _INT8, entries)[:, 0]
-    q, residual = _split(matrix, energy, np.broadcast_to(scale[:, None], matrix.shape), _INT8, entries)
-    return Int8Weight(q, scale, residual)
+    q, outliers = _split(matrix, energy, np.broadcast_to(scale[:, None], matrix.shape), _INT8, entries)
+    return Int8Weight(q, scale, outliers)
 
 
 def int4(matrix: Array, energy: Array | None = None, share: float = SHARE) -> Int4Weight:
@@ -67,7 +67,7 @@ def int4(matrix: Array, energy: Array | None = None, share: float = SHARE) -> In
     """
     _check(matrix, float(_HALF_MAX), "int4", "int8 or fp32")
     rows, cols = matrix.shape
-    entries = residual_entries(rows, cols, share, "int4")
+    entries = outlier_entries(rows, cols, share, "int4")
     energy = _relative(energy, cols)
     groups = -(-cols // WEIGHT_GROUP)
     padding = (0, groups * WEIGHT_GROUP - cols)
@@ -75,15 +75,15 @@ def int4(matrix: Array, energy: Array | None = None, share: float = SHARE) -> In
     grouped_energy = np.pad(energy, padding).reshape(groups, WEIGHT_GROUP)
     scale = _best_scale(grouped, grouped_energy, _int4_scales(grouped), _INT4, entries)
     spread = np.repeat(scale, WEIGHT_GROUP, axis=1)[:, :cols]
-    q, residual = _split(matrix, energy, spread, _INT4, entries)
-    return Int4Weight(q, scale.astype(np.float16), residual)
+    q, outliers = _split(matrix, energy, spread, _INT4, entries)
+    return Int4Weight(q, scale.astype(np.float16), outliers)
 
 
-def residual_entries(rows: int, cols: int, share: float, kind: str) -> int:
+def outlier_entries(rows: int, cols: int, share: float, kind: str) -> int:
     """Entries of E in every `kind` ("int8", "int4") weight of this shape: as many as `share` of its bytes pays for."""
     scales = 4 * rows if kind == "int8" else 2 * rows * -(-cols // WEIGHT_GROUP)
     weight_bytes = (rows * cols if kind == "int8" else rows * cols // 2) + scales
-    return max(0, min(int(share * weight_bytes - residual_bytes((rows, cols), 0)) // 4, rows * cols))
+    return max(0, min(int(share * weight_bytes - outlier_bytes((rows, cols), 0)) // 4, rows * cols))
 
 
 def _check(matrix: Array, most: float, kind: str, other: str) -> None:
@@ -205,7 +205,7 @@ def _price(weight: Array, energy: Array, scales: Array, limits: Limits, entries:
 
 def _split(
     matrix: Array, energy: Array, scale: Array, limits: Limits, entries: int
-) -> tuple[np.ndarray[Any, np.dtype[np.int8]], Residual | None]:
+) -> tuple[np.ndarray[Any, np.dtype[np.int8]], Outliers | None]:
     """Q (rows, cols), and E of exactly `entries` where Q·S alone costs most; `scale` is (rows, cols)."""
     q = _integers(matrix, scale, limits)
     if entries == 0:
@@ -217,7 +217,7 @@ def _split(
     value = np.clip(np.where(np.abs(rest) > np.abs(step), exact, rest), -_HALF_MAX, _HALF_MAX).astype(np.float16)
     q[row, col] = _integers(exact - value, step, limits)
     counts = np.bincount(row, minlength=len(matrix)).astype(np.uint32)
-    return q.astype(np.int8), Residual(counts, col.astype(np.uint32), value)
+    return q.astype(np.int8), Outliers(counts, col.astype(np.uint32), value)
 
 
 def _largest(cost: Array, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -28,7 +28,7 @@ class Difference:
     name: str
     error: float
     largest: float
-    without_residual: float
+    without_outliers: float
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Metric:
 
     reference: float
     quantised: float
-    without_residual: float
+    without_outliers: float
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Quality:
         lines = [f"against float32 on {self.rows} rows"]
         for kind, values in (("layer", self.layers), ("output", self.outputs)):
             lines += [
-                f"{kind} {v.name}: error {v.error:.3%}, largest {v.largest:.3%}, without E {v.without_residual:.3%}"
+                f"{kind} {v.name}: error {v.error:.3%}, largest {v.largest:.3%}, without E {v.without_outliers:.3%}"
                 for v in values
             ]
         for flip in self.flips:
@@ -99,7 +99,7 @@ class Quality:
             lines.append(line)
         if self.metric is not None:
             m = self.metric
-            lines.append(f"metric {m.quantised:.6g}, float32 {m.reference:.6g}, without E {m.without_residual:.6g}")
+            lines.append(f"metric {m.quantised:.6g}, float32 {m.reference:.6g}, without E {m.without_outliers:.6g}")
         return "\n".join(lines)
 
 
@@ -113,7 +113,7 @@ def measure(reference: Graph, quantised: Graph, rows: Sequence[Array], scorer: S
     if [node.output for node in quantised.moe_nodes()] != layers or quantised.outputs != reference.outputs:
         raise ExportError("the two graphs are not of one model: their MoE layers or outputs differ")
     traces, outputs = [], []
-    for graph in (reference, quantised, without_residuals(quantised)):
+    for graph in (reference, quantised, without_outliers(quantised)):
         traces.append(Trace())
         outputs.append(run(graph, rows, traces[-1]))
     want, have, bare = (trace.values for trace in traces)
@@ -148,10 +148,10 @@ def _scored(scorer: Scorer, outputs: list[Array]) -> float:
         ) from None
 
 
-def without_residuals(graph: Graph) -> Graph:
+def without_outliers(graph: Graph) -> Graph:
     """A copy of `graph` whose weights have lost their E, experts included."""
     nodes = [
-        replace(node, attrs={**node.attrs, "experts": list(map(without_residuals, node.attrs["experts"]))})
+        replace(node, attrs={**node.attrs, "experts": list(map(without_outliers, node.attrs["experts"]))})
         if node.op == "moe"
         else node
         for node in graph.nodes
@@ -171,7 +171,7 @@ def weight_error(matrix: Array, stored: Weight, energy: Array | None = None) -> 
 
 
 def _bare(weight: Weight) -> Weight:
-    return replace(weight, residual=None) if isinstance(weight, Int8Weight | Int4Weight) else weight
+    return replace(weight, outliers=None) if isinstance(weight, Int8Weight | Int4Weight) else weight
 
 
 def _delta(want: Numbers, have: Numbers) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from colibri.errors import ModelError
-from colibri.ir.graph import Array, Graph, Node, sight
+from colibri.ir.graph import Array, Graph, Node, mask
 from colibri.ir.weights import loaded
 from colibri.reference import arithmetic, ops, sequence
 
@@ -195,10 +195,10 @@ def _attention(node: Node, args: list[Array], alone: bool) -> Array:
     q, k, v, *more = args
     sinks = more[0][0] if more and more[0].ndim == 2 else None
     biases = more[0][0] if more and more[0].ndim == 3 else None
-    seen = sight(node)
+    seen = mask(node)
     window, softcap = node.attrs.get("window", 0), node.attrs.get("softcap", 0.0)
-    how = sequence.Attention(node.attrs["scale"], window, softcap, node.attrs.get("cache", "fp32"), seen or "past")
-    if seen != "past" and alone:
+    how = sequence.Attention(node.attrs["scale"], window, softcap, node.attrs.get("cache", "fp32"), seen or "causal")
+    if seen != "causal" and alone:
         one = [slice(n, n + 1) for n in range(len(q))]
         return np.concatenate([sequence.attention(q[n], k[n], v[n], sinks, biases, how) for n in one])
     return sequence.attention(q, k, v, sinks, biases, how)

@@ -13,7 +13,7 @@ import numpy as np
 
 from colibri.format.spec import GROUP, LANES
 from colibri.ir.graph import Array, Router
-from colibri.ir.weights import ACTIVATION_GROUP, WEIGHT_GROUP, Fp16Weight, Int4Weight, Int8Weight, Loaded, Residual
+from colibri.ir.weights import ACTIVATION_GROUP, WEIGHT_GROUP, Fp16Weight, Int4Weight, Int8Weight, Loaded, Outliers
 from colibri.reference import elementary
 
 F = np.float32
@@ -35,8 +35,8 @@ def linear(x: Array, weight: Loaded, bias: Array | None, activations: str = "int
         else:
             y, seen = _chains(np.zeros((len(rows), len(weight.q)), F), rows, weight.q.astype(F)) * weight.scale, rows
         y = y if bias is None else y + bias
-        if weight.residual is not None:
-            y = _add_residual(y, seen, weight.residual)
+        if weight.outliers is not None:
+            y = _add_outliers(y, seen, weight.outliers)
     else:
         matrix = weight.dense() if isinstance(weight, Fp16Weight) else weight
         start = np.broadcast_to(F(0) if bias is None else bias, (len(rows), len(matrix))).astype(F)
@@ -107,15 +107,15 @@ def _seen(q: Any, scale: Array) -> Array:
     return np.asarray(q.astype(F) * np.repeat(scale, ACTIVATION_GROUP, axis=1)[:, : q.shape[1]], F)
 
 
-def _add_residual(y: Array, x: Array, residual: Residual) -> Array:
+def _add_outliers(y: Array, x: Array, outliers: Outliers) -> Array:
     """y + E·x: an output's entries are added one by one, in the order of their columns."""
     y = y.copy()
-    first = np.cumsum(residual.counts, dtype=np.int64) - residual.counts
-    values = residual.values.astype(F)
-    for n in range(int(residual.counts.max(initial=0))):
-        rows = np.flatnonzero(residual.counts > n)
+    first = np.cumsum(outliers.counts, dtype=np.int64) - outliers.counts
+    values = outliers.values.astype(F)
+    for n in range(int(outliers.counts.max(initial=0))):
+        rows = np.flatnonzero(outliers.counts > n)
         entry = first[rows] + n
-        y[:, rows] = y[:, rows] + values[entry] * x[:, residual.columns[entry]]
+        y[:, rows] = y[:, rows] + values[entry] * x[:, outliers.columns[entry]]
     return y
 
 

@@ -94,16 +94,16 @@ class Attention:
     window: int = 0
     softcap: float = 0.0
     cache: str = "fp32"
-    sight: str = "past"
+    mask: str = "causal"
 
 
 def attention(q: Array, k: Array, v: Array, sinks: Array | None, biases: Array | None, how: Attention) -> Array:
     """softmax(q·kᵀ · scale)·v over the positions that a token sees (Vaswani et al. 2017).
 
-    These are, by sight: `past` those up to the own, of a `window` the last; `all` all; `source` all of another text.
+    These are, by mask: `causal` those up to the own, of a `window` the last; `full` all; `cross` all of another text.
     q (batch, heads, dim), k (positions, kv, dim), v (positions, kv, width); heads share key and value heads in groups.
     With a `softcap` c a score s becomes c · tanh(s / c). `biases` (heads, n) are added to scores, by distance: the last
-    is the own position's, for sight `all` the middle one (Raffel et al. 2020). `sinks` are a further score for each
+    is the own position's, for mask `full` the middle one (Raffel et al. 2020). `sinks` are a further score for each
     head whose value is nothing.
 
     Positions are taken in pages of 64, from the one where the window begins. With m the largest score so far, from
@@ -122,7 +122,7 @@ def attention(q: Array, k: Array, v: Array, sinks: Array | None, biases: Array |
         for t in range(tokens):
             best, total_weight = start, F(0 if sinks is None else 1)
             total = np.zeros(width, F)
-            end = t + 1 if how.sight == "past" else len(k)
+            end = t + 1 if how.mask == "causal" else len(k)
             first = max(0, end - how.window) if how.window else 0
             for page in range(first // PAGE, (end - 1) // PAGE + 1):
                 rows = slice(page * PAGE, min((page + 1) * PAGE, end))
@@ -131,7 +131,7 @@ def attention(q: Array, k: Array, v: Array, sinks: Array | None, biases: Array |
                 if how.softcap:
                     scores = elementary.tanh(scores / F(how.softcap)) * F(how.softcap)
                 if biases is not None:
-                    middle = biases.shape[1] // 2 if how.sight == "all" else biases.shape[1] - 1
+                    middle = biases.shape[1] // 2 if how.mask == "full" else biases.shape[1] - 1
                     scores = scores + biases[head, middle - t + rows.start : middle - t + rows.stop]
                 scores[: max(0, first - page * PAGE)] = -np.inf
                 new = max_of(best, scores)

@@ -14,7 +14,7 @@ HALF = 1 << 16
 def _copy_to_output(e: Editor, floats: int = 0) -> int:
     """A copy to a later output; of so many floats."""
     ops = e.ops[: e.main_ops]
-    found = (ops["code"] == spec.OPCODES.index("map1")) & (ops["out"]["space"] == spec.SPACES.index("output"))
+    found = (ops["code"] == spec.OPCODES.index("unary")) & (ops["out"]["space"] == spec.SPACES.index("output"))
     if floats:
         found &= ops["dims"].prod(1) == floats
     else:
@@ -78,10 +78,10 @@ CASES = [
     ),
     *table(
         "many_ports",
-        ("elements written over each other", "PROGRAM", {"map1.strides_out": 0}),
-        ("reach of four axes overflows", "PROGRAM", {"map1.sizes": 1 << 30, "map1.strides_a": U32}),
-        ("read of one element far away", "PROGRAM", {"map2.strides_a": 1 << 30}),
-        ("constant written", "PROGRAM", {"map1.out": {"space": "const", "offset": 0}}),
+        ("elements written over each other", "PROGRAM", {"unary.strides_out": 0}),
+        ("reach of four axes overflows", "PROGRAM", {"unary.sizes": 1 << 30, "unary.strides_a": U32}),
+        ("read of one element far away", "PROGRAM", {"binary.strides_a": 1 << 30}),
+        ("constant written", "PROGRAM", {"unary.out": {"space": "const", "offset": 0}}),
         # Every row of the output would be a sum over half the context: work in the square of the memory.
         ("a reduction that reads its input again for every row", "PROGRAM", {
             "header.context_bytes": 8 * HALF + spec.HEAD_BYTES, "reduce.rows": HALF // BATCH,

@@ -7,14 +7,14 @@ from tests.hostile.cases.table import U16, U32, Hostile, place, table
 
 # A model with each.
 BASES = {
-    "linear": "dense", "linear_q": "quantized", "quantize": "quantized", "map1": "soft", "map2": "top2_shared",
+    "linear": "dense", "linear_q": "quantized", "quantize": "quantized", "unary": "soft", "binary": "top2_shared",
     "softmax": "dense", "layernorm": "deep", "rmsnorm": "top2_shared", "reduce": "deep", "loop": "steps", "moe": "top1",
     "embed": "steps", "rope": "text", "cache": "text", "attention": "text", "delay": "text",
     "delta": "text_delta",
 }  # fmt: skip
 SPACES = (0, len(spec.SPACES), len(spec.SPACES) + 1, U32)
 TOO_MANY = (0, spec.LIMIT + 1, U32)
-FUNCTIONS = {"linear": spec.UNARY, "map1": spec.UNARY, "map2": spec.BINARY, "reduce": spec.REDUCE}
+FUNCTIONS = {"linear": spec.UNARY, "unary": spec.UNARY, "binary": spec.BINARY, "reduce": spec.REDUCE}
 
 
 def _of(code: str) -> list[Hostile]:

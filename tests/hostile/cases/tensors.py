@@ -45,7 +45,7 @@ CASES = [
     ),
     *table(
         "many_ports",
-        ("constant read without a tensor", "PROGRAM", {"map1.w0": spec.NONE, "map1.a.space": "const"}),
+        ("constant read without a tensor", "PROGRAM", {"unary.w0": spec.NONE, "unary.a.space": "const"}),
     ),
     *table(
         "text",

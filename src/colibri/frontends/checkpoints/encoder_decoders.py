@@ -94,11 +94,11 @@ class _Parts(Builder[EncoderDecoder]):
             x = self.norm_of(f"{inside}0.", h)
             self.at = f"{inside}0.SelfAttention."
             h = self.residual(h, self.attend(x, self.rows(x, "k"), self.rows(x, "v"),
-                                             "all" if seen is None else "past", bias))  # fmt: skip
+                                             "full" if seen is None else "causal", bias))  # fmt: skip
             if seen is not None:
                 x = self.norm_of(f"{inside}1.", h)
                 self.at = f"{inside}1.EncDecAttention."
-                h = self.residual(h, self.attend(x, *seen[n], "source"))
+                h = self.residual(h, self.attend(x, *seen[n], "cross"))
             feed = f"{inside}{1 if seen is None else 2}."
             x = self.norm_of(feed, h)
             self.at = f"{feed}mlp."
@@ -114,9 +114,9 @@ class _Parts(Builder[EncoderDecoder]):
         y = self.linear(x, part, self.plan.heads * self.plan.dim)
         return self.shaped(y, self.plan.heads, self.plan.dim)
 
-    def attend(self, x: str, k: str, v: str, sight: str, *bias: str) -> str:
+    def attend(self, x: str, k: str, v: str, mask: str, *bias: str) -> str:
         y = self.add("attention", self.rows(x, "q"), k, v, *bias, scale=1.0, window=0, softcap=0.0, cache=self.cache,
-                     sight=sight)  # fmt: skip
+                     mask=mask)  # fmt: skip
         return self.linear(self.shaped(y, self.plan.heads * self.plan.dim), "o", self.plan.hidden)
 
     def biases(self, table: Array, both_ways: bool) -> Array:
