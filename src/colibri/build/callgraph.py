@@ -19,7 +19,8 @@ INDIRECT: dict[str, tuple[str, ...]] = {
     "context": ("sound",),
     "elementwise": ("unary", "binary", "quantize"),
     "attention": ("panel", "unary"),
-    "parallel": ("run_rows", "run_chunk", "attend"),
+    "delta": ("mix",),
+    "parallel": ("run_rows", "run_chunk", "attend", "learn"),
     "linear": ("panel", "outliers", "unary"),
     "sums": ("unary",),
     "routing": ("unary",),
@@ -43,7 +44,7 @@ PROVEN: dict[str, tuple[str, ...]] = {
 GENERATED = {"moe": ("run_expert_*", "route_*")}
 """What it can reach besides where an exported model.c holds the program as code, if the pointer call is left at all."""
 
-HOOKS = ("attention", "linear", "moe", "parallel", "rowwise", "sums")
+HOOKS = ("attention", "delta", "linear", "moe", "parallel", "rowwise", "sums")
 """Files that call the caller's hooks through pointers, or what these are handed: generated code may have no other calls
 through pointers left in them."""
 

@@ -126,12 +126,18 @@ def _resize_cache(op: Any, tokens: int, samples: int) -> int:
     return int(op["key_heads"]) * pages * page
 
 
+def _resize_delta(op: Any, tokens: int, samples: int) -> int:
+    return 4 * int(op["rows"]) * int(op["key"]) * int(op["value"])
+
+
 # How an operation that keeps something is set to a context, and the bytes that it then keeps, by its view.
-RESIZE: dict[str, Callable[[Any, int, int], int]] = {"delay": _resize_delay, "attention": _resize_cache}
+RESIZE: dict[str, Callable[[Any, int, int], int]] = {
+    "delay": _resize_delay, "delta": _resize_delta, "attention": _resize_cache,
+}  # fmt: skip
 
 
 def _arrange(ops: Any, tokens: int, samples: int, first: int) -> tuple[int, int]:
-    """Set the sizes of what is kept as `lower` does, and the places; the ends of the delays and of the caches."""
+    """Set the sizes of what is kept as `lower` does, and the places; the ends of what is cleared and of all."""
     sizes: dict[int, int] = {}  # by old place
     kept = _kept(ops)
     for op in kept:

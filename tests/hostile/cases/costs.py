@@ -27,3 +27,8 @@ def of_attention(e: Editor) -> int:
         seen = min(tokens, e[f"{n}.window"] or tokens)
         total += e[f"{n}.rows"] * (e[f"{n}.key"] + e[f"{n}.value"]) * seen
     return total
+
+
+def of_delta(e: Editor) -> int:
+    """Of the delta rule on one token."""
+    return int(3 * e["delta.rows"] * e["delta.key"] * e["delta.value"])

@@ -1,10 +1,10 @@
-"""Operations that know positions: embedding, rotation, the attention cache, attention, delays."""
+"""Operations that know positions: embedding, rotation, the attention cache, attention, delays, the delta rule."""
 
 from __future__ import annotations
 
 from colibri.format import spec
 from tests.hostile.cases import costs
-from tests.hostile.cases.table import U32, U64, Fields, Row, of, table
+from tests.hostile.cases.table import U32, U64, Fields, Row, of, place, table
 
 TOO_MANY = (0, 1 << 20, 1 << 27, spec.LIMIT, spec.LIMIT + 1, 1 << 31, U32 - 63, U32)
 CACHES = ("cache", "attention")
@@ -90,6 +90,31 @@ CASES = [
         "text_int8",
         *((f"{code} in a larger format", "OK or PROGRAM", {f"{code}.func": 0}) for code in CACHES),
         cost=costs.of_attention,
+    ),
+    *table(
+        "text_delta",
+        *_kept("delta"),
+        ("delta in the tail", "PROGRAM", {"header.tail_op": place("delta")}),
+        ("delta in an expert", "PROGRAM", {"expert linear": lambda e: e["delta"]}),
+        *((f"delta with {field} {n}", "PROGRAM", {f"delta.{field}": n})
+          for field in ("key", "value", "key_heads") for n in TOO_MANY),
+        ("delta with a longer key", "PROGRAM", {"delta.key": 7}),
+        ("delta with a shorter key", "OK", {"delta.key": 5}),
+        ("delta with a longer value", "PROGRAM", {"delta.value": 6}),
+        ("delta with a shorter value", "OK or ORDER", {"delta.value": 4}),
+        ("delta with key heads that do not serve all values", "PROGRAM", {"delta.key_heads": 3}),
+        ("delta with more key heads than there are", "ORDER", {"delta.key_heads": 4}),
+        ("delta with fewer key heads", "OK", {"delta.key_heads": 1}),
+        ("delta with more heads than it keeps", "PROGRAM", {"delta.rows": 6}),
+        ("delta with fewer heads", "OK or ORDER", {"delta.rows": 2}),
+        ("delta of no values", "PROGRAM", {"delta.b.space": "none"}),
+        ("delta of values from a constant", "PROGRAM", {"delta.b.space": "const"}),
+        ("delta of values out of its state", "ORDER", {"delta.b.offset": of("delta.work.offset")}),
+        ("delta of keys out of its state", "ORDER", {"delta.a.offset": of("delta.work.offset")}),
+        ("delta onto its state", "ORDER", {"delta.out.offset": of("delta.work.offset")}),
+        ("delta onto its keys", "ORDER", {"delta.out.offset": of("delta.a.offset")}),
+        ("delta with a state where others write", "ORDER", {"delta.work.offset": spec.HEAD_BYTES}),
+        cost=costs.of_delta,
     ),
     # The first attention is the encoder's, the second the decoder's to its own text, the third the other.
     *table(
