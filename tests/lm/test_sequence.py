@@ -187,16 +187,23 @@ def test_any_shape_of_the_delta_rule_is_bit_exact(data: st.DataObject) -> None:
     assert np.concatenate(cut).tobytes() == want.tobytes()
 
 
-def test_a_constant_changes_a_memory_at_every_position() -> None:
+def _memory(op: str) -> Graph:
+    """The operation on constants alone, which gives another result at every position."""
     rng = np.random.default_rng(3)
     graph = Graph("memory", context=9)
     graph.add_input("token", (1,))
-    shapes = [(1, 3), (1, 3), (2, 5), (2,), (2,)]
+    shapes = {"delta": [(1, 3), (1, 3), (2, 5), (2,), (2,)], "delay": [(4,)], "rope": [(4,), (9, 4)]}[op]
     inputs = [graph.add_constant(f"x{n}", rng.standard_normal(shape)) for n, shape in enumerate(shapes)]
-    graph.outputs = [graph.add("delta", *inputs, scale=1.0)]
-    graph = fold_constants(graph)
+    attributes: dict[str, dict[str, Any]] = {"delta": {"scale": 1.0}, "delay": {"steps": 2}, "rope": {}}
+    graph.outputs = [graph.add(op, *inputs, **attributes[op])]
+    return graph
+
+
+@pytest.mark.parametrize(("op", "different"), [("delta", 9), ("delay", 2), ("rope", 9)])
+def test_a_constant_differs_by_position_where_positions_count(op: str, different: int) -> None:
+    graph = fold_constants(_memory(op))
     want = reference(graph, text(9, 5))
-    assert len(np.unique(want, axis=0)) == 9
+    assert len(np.unique(want, axis=0)) == different
     assert LanguageModel(opened(image(graph, 4))).logits(text(9, 5)).tobytes() == want.tobytes()
 
 

@@ -26,7 +26,7 @@ CLB_STATIC_WALK void learn(void *arg, uint32_t head) {
     const uint32_t n = op->delta.value;
     const uint32_t key_head = head / (op->rows / op->delta.key_heads);
     const size_t size = (size_t)op->delta.key * n;
-    float *state = (float *)(void *)(frame->arena + op->work.offset) + head * size;
+    float *state = (float *)clb_work_at(op, frame) + head * size;
     if (frame->position == 0) { /* a new text */
         memset(state, 0, size * sizeof *state);
     }
@@ -34,7 +34,7 @@ CLB_STATIC_WALK void learn(void *arg, uint32_t head) {
         const float *q = clb_locate(&op->a, frame, NULL, s, key_head);
         const float *k = clb_locate(&op->a, frame, NULL, s, (size_t)op->delta.key_heads + key_head);
         const float *v = clb_locate(&op->b, frame, NULL, s, head); /* behind it: decay, beta */
-        float *out = (float *)(uintptr_t)clb_locate(&op->out, frame, NULL, s, head);
+        float *out = clb_out_row(op, frame, s, head);
         kernels->mix(clb_exp(v[n]), state, state, size, 1);
         recall(t, k, 1.0f, state, out);
         for (uint32_t j = 0; j < n; ++j) {

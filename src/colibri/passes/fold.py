@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from colibri.ir.graph import Array, Graph, Node
+from colibri.ir.graph import ALL_SAMPLES, Array, Graph, Node
 from colibri.ir.weights import Deferred
 from colibri.passes.rewrite import rebuild
 from colibri.reference.interpreter import run
@@ -18,7 +18,8 @@ def fold_constants(graph: Graph) -> Graph:
 
     def rewrite(new: Graph, node: Node, names: dict[str, str]) -> str | None:
         inputs = [names[i] for i in node.inputs]
-        if node.op in ("moe", "state", "step", "collect", "delta") or not all(i in new.constants for i in inputs):
+        stepwise = node.op in ALL_SAMPLES or node.op in ("state", "step", "collect")  # another value at each position
+        if stepwise or not all(i in new.constants for i in inputs):
             return None
         if any(isinstance(new.constants[i], Deferred) for i in inputs):
             return None
