@@ -32,9 +32,13 @@ def language_model(
     cache: str = "fp32",
     layers: int = 2,
     delay: int = 0,
+    delta: bool = False,
     encode: Any = None,
 ) -> Graph:
-    """A decoder with a router in each layer; `encode` turns matrices into stored weights."""
+    """A decoder with a router in each layer; `delta`: with linear attention before each attention, too.
+
+    `encode` turns matrices into stored weights.
+    """
     rng = np.random.default_rng(seed)
     store = encode or (lambda matrix: matrix)
 
@@ -52,6 +56,9 @@ def language_model(
         h = g.add("rmsnorm", x, g.add_constant(f"{n}.norm", 1 + normal(width) * 0.1), eps=1e-5)
         if delay:
             h = g.add("binary", h, g.add("delay", h, steps=delay), func="add")
+        if delta:
+            x = g.add("binary", x, linear_attention(g, rng, h, heads, kv, key, value), func="add")
+            h = g.add("rmsnorm", x, g.add_constant(f"{n}.norm1", 1 + normal(width) * 0.1), eps=1e-5)
         parts = []
         for name, count, size in (("q", heads, key), ("k", kv, key), ("v", kv, value)):
             p = g.add("linear", h, g.add_constant(f"{n}.{name}", matrix(count * size, width)))
@@ -78,6 +85,28 @@ def language_model(
     x = g.add("rmsnorm", x, g.add_constant("norm", 1 + normal(width) * 0.1), eps=1e-5)
     g.outputs = [g.add("linear", x, g.add_constant("head", matrix(vocab, width)), output="logits")]
     return g
+
+
+def linear_attention(g: Graph, rng: np.random.Generator, x: str, heads: int, kv: int, key: int, value: int) -> str:
+    """The gated delta rule on projections of x, with queries and keys of length one, as Qwen3-Next has it."""
+
+    def project(out: int) -> str:
+        width = g.shapes[x][0]
+        matrix = (rng.normal(0, 1 / np.sqrt(width), (out, width))).astype(np.float32)
+        return g.add("linear", x, g.add_constant("w", matrix))
+
+    def unit(rows: str) -> str:
+        squares = g.add("reduce", g.add("unary", rows, func="square"), func="sum", axis=1)
+        length = g.add("binary", squares, g.add_constant("eps", 1e-6), func="add")
+        return g.add("binary", rows, g.add("reshape", g.add("unary", length, func="rsqrt"), shape=(kv, 1)), func="mul")
+
+    q, k = (unit(g.add("reshape", project(kv * key), shape=(kv, key))) for _ in range(2))
+    v = g.add("reshape", project(heads * value), shape=(heads, value))
+    decay = g.add("unary", g.add("unary", project(heads), func="softplus"), func="neg")
+    beta = g.add("unary", project(heads), func="sigmoid")
+    y = g.add("delta", q, k, v, decay, beta, scale=key**-0.5)
+    out = rng.normal(0, 1 / np.sqrt(heads * value), (g.shapes[x][0], heads * value)).astype(np.float32)
+    return g.add("linear", g.add("reshape", y, shape=(heads * value,)), g.add_constant("w", out))
 
 
 def encoder_decoder(

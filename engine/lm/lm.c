@@ -81,6 +81,9 @@ static int reaches(const clb_op *op, uint32_t position, uint32_t end) {
         return position < op->delay.steps ? end <= op->delay.slots
                                           : end - (position - op->delay.steps) <= op->delay.slots;
     }
+    if (op->code == CLB_OP_DELTA) {
+        return position == end; /* its state is that of the whole text */
+    }
     if (op->code == CLB_OP_ATTENTION && end > 0) {
         return (end - 1) / CLB_PAGE - clb_first_seen(op, position) / CLB_PAGE <
                op->attention.positions / CLB_PAGE;

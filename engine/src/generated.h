@@ -50,6 +50,7 @@ clb_kernels_at(uint32_t n) /* a context has none: they are known here */
 #include "ops/attention.c"
 #include "ops/cache.c"
 #include "ops/delay.c"
+#include "ops/delta.c"
 #include "ops/elementwise.c"
 #include "ops/embed.c"
 #include "ops/linear.c"

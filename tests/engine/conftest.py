@@ -195,6 +195,7 @@ TEXTS: dict[str, dict[str, Any]] = {
     "text_window": {"cache": "fp16", "window": 20, "sinks": True, "softcap": 1.5, "heads": 6, "value": 5},
     "text_latent": {"cache": "int8", "kv": 1, "heads": 9, "key": 12, "value": 10},
     "text_int8": {"cache": "int8", "encode": functools.partial(formats.int8, share=0), "delay": 70, "width": 20},
+    "text_delta": {"delta": True, "heads": 4, "key": 6, "value": 5},
     "text_int4": {
         "cache": "fp16",
         "encode": functools.partial(formats.int4, share=0),

@@ -12,7 +12,7 @@ import numpy as np
 from colibri.format import spec
 from tests.engine.conftest import GRAPHS, example
 
-TEXT_BASES = ["text", "text_window", "text_int8", "exchange"]
+TEXT_BASES = ["text", "text_window", "text_int8", "text_delta", "exchange"]
 BASES = [*GRAPHS, *TEXT_BASES]
 BATCH = 3
 HEADER = spec.HEADER.bytes

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from colibri import exporter
 from colibri.emit import model_bin
-from colibri.errors import ModelError
+from colibri.errors import ExportError, ModelError
 from colibri.format import spec
 from colibri.ir.graph import Graph
 from colibri.lowering.lower import lower
 from colibri.lowering.plan import plan
+from colibri.passes.fold import fold_constants
 from colibri.quantize import formats
 from colibri.reference import sequence
 from colibri.reference.interpreter import Trace, run
@@ -42,6 +43,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one latent in int8": {"kv": 1, "key": 20, "value": 12, "heads": 9, "cache": "int8"},
     "delay": {"delay": 2, "layers": 1},
     "long delay": {"delay": 90, "layers": 1},
+    "delta": {"delta": True, "layers": 1},
+    "wide delta": {"delta": True, "heads": 6, "key": 20, "value": 37, "delay": 1},
 }
 
 
@@ -142,11 +145,92 @@ def test_any_shape_of_attention_is_bit_exact(data: st.DataObject) -> None:
     graph = language_model(
         draw(st.integers(0, 99)), context=100, window=draw(st.integers(0, 100)), sinks=draw(st.booleans()),
         softcap=draw(st.sampled_from([0.0, 2.0])), cache=draw(st.sampled_from(["fp32", "fp16", "int8"])), layers=1,
-        delay=draw(st.integers(0, 5)), **shape,
+        delay=draw(st.integers(0, 5)), delta=draw(st.booleans()), **shape,
     )  # fmt: skip
     ids = text(draw(st.integers(1, 80)))
     lm = LanguageModel(opened(image(graph, draw(st.integers(1, 80)))), kernels=draw(st.sampled_from(KERNELS)))
     assert lm.logits(ids).tobytes() == reference(graph, ids).tobytes()
+
+
+SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -3e38, 104.0, -104.0)
+
+
+def memory(rng: np.random.Generator, kv: int, group: int, key: int, width: int, strange: float) -> Graph:
+    """The delta rule on what a table has for each token, some of it strange numbers."""
+    g, heads = Graph("memory", context=100), kv * group
+    shapes = [(kv, key), (kv, key), (heads, width), (heads,), (heads,)]
+    ends = np.cumsum([np.prod(shape) for shape in shapes])
+    table = rng.standard_normal((heads * width, ends[-1]))
+    table = np.where(rng.random(table.shape) < strange, rng.choice(SPECIAL, table.shape), table)
+    x = g.add("embed", g.add_input("token", (1,)), g.add_constant("table", table))
+    parts = [g.add("reshape", g.add("slice", x, axis=0, start=int(end - np.prod(shape)), stop=int(end), step=1),
+                   shape=shape) for shape, end in zip(shapes, ends, strict=True)]  # fmt: skip
+    y = g.add("delta", *parts, scale=float(rng.random()))
+    g.outputs = [g.add("reshape", y, shape=(heads * width,), output="logits")]
+    return g
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_shape_of_the_delta_rule_is_bit_exact(data: st.DataObject) -> None:
+    draw = data.draw
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 16)))
+    kv, group, key, width = (draw(st.integers(1, most)) for most in (3, 4, 40, 40))
+    graph = memory(rng, kv, group, key, width, draw(st.sampled_from([0.0, 0.003])))
+    ids = rng.integers(0, kv * group * width, draw(st.integers(2, 60)))
+    want = reference(graph, ids)
+    threads, kernels = draw(st.integers(1, 2)), draw(st.sampled_from(KERNELS))
+    lm = LanguageModel(opened(image(graph, draw(st.integers(1, 60)))), kernels=kernels, threads=threads)
+    assert lm.logits(ids).tobytes() == want.tobytes()
+    lm.rewind(0)
+    cut = [lm.logits(part) for part in np.split(ids, [draw(st.integers(1, len(ids) - 1))])]
+    assert np.concatenate(cut).tobytes() == want.tobytes()
+
+
+def test_a_constant_changes_a_memory_at_every_position() -> None:
+    rng = np.random.default_rng(3)
+    graph = Graph("memory", context=9)
+    graph.add_input("token", (1,))
+    shapes = [(1, 3), (1, 3), (2, 5), (2,), (2,)]
+    inputs = [graph.add_constant(f"x{n}", rng.standard_normal(shape)) for n, shape in enumerate(shapes)]
+    graph.outputs = [graph.add("delta", *inputs, scale=1.0)]
+    graph = fold_constants(graph)
+    want = reference(graph, text(9, 5))
+    assert len(np.unique(want, axis=0)) == 9
+    assert LanguageModel(opened(image(graph, 4))).logits(text(9, 5)).tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ([(2, 3), (2, 3), (4, 5), (4,)], "needs q, k, v"),
+        ([(2, 3), (2, 3), (4, 5), (4,), (4, 1)], "needs q, k, v"),
+        ([(2, 3), (2, 4), (4, 5), (4,), (4,)], "do not serve"),
+        ([(3, 3), (3, 3), (4, 5), (4,), (4,)], "do not serve"),
+        ([(2, 3), (2, 3), (4, 5), (2,), (4,)], "are not one for each"),
+        ([(2, 3), (2, 3), (4, 5), (4,), (5,)], "are not one for each"),
+    ],
+)
+def test_a_delta_rule_of_shapes_that_do_not_fit_is_refused(shapes: list[tuple[int, ...]], message: str) -> None:
+    graph = Graph("memory", context=9)
+    inputs = [graph.add_input(f"x{n}", shape) for n, shape in enumerate(shapes)]
+    with pytest.raises(ExportError, match=message):
+        graph.add("delta", *inputs, scale=1.0)
+
+
+def test_a_delta_rule_is_refused_in_an_encoder_and_in_a_recurrence() -> None:
+    for read in (True, False):
+        g = Graph("exchange", context=9)
+        sizes = [(2, 4)] * 3 + [(2,)] * 2
+        parts = [g.add_input(f"x{n}", shape) for n, shape in enumerate(sizes)]
+        if read:
+            y = g.add("delta", *parts, scale=1.0)
+            g.outputs = [g.add("attention", parts[0], y, y, scale=1.0, mask="cross")]
+        else:
+            state = g.add("state", g.add_constant("start", np.zeros((2, 4))))
+            g.outputs = [g.add("collect", g.add("delta", state, state, *parts[2:], scale=1.0), state, steps=3)]
+        with pytest.raises(ExportError, match="source text" if read else "inside a recurrence"):
+            g.validate()
 
 
 @settings(max_examples=15, deadline=None)
@@ -173,7 +257,7 @@ def test_the_last_row_alone_has_the_bits_of_all() -> None:
     assert lm.evaluate(ids).tobytes() == want[-1].tobytes()
 
 
-@pytest.mark.parametrize("variant", ["plain", "narrow window", "delay", "int8 cache"])
+@pytest.mark.parametrize("variant", ["plain", "narrow window", "delay", "delta", "int8 cache"])
 def test_a_text_goes_back_as_far_as_the_cache_reaches_and_no_further(variant: str) -> None:
     graph, ids, other = language_model(**VARIANTS[variant]), text(150), text(149)
     lm = LanguageModel(opened(image(graph, 4)))
@@ -193,7 +277,7 @@ def test_a_text_goes_back_as_far_as_the_cache_reaches_and_no_further(variant: st
         have = lm.logits(mixed[back:])
         if want is not None:
             assert have.tobytes() == want[back:].tobytes()
-    assert (refused > 0) == (variant in ("narrow window", "delay"))
+    assert (refused > 0) == (variant in ("narrow window", "delay", "delta"))
 
 
 def test_an_id_that_is_none_gives_nan_and_a_full_context_an_error() -> None:

@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 from colibri.format import spec
 from colibri.ir.graph import Router
-from colibri.reference import ops
+from colibri.reference import ops, sequence
 from tests.graphs import routers, unary_attrs
 
 Array = np.ndarray[Any, Any]
@@ -143,3 +144,16 @@ def test_routing(router: Router, seed: int) -> None:
     want_chosen, want_weights = torch_route(wide, router)
     assert np.array_equal(chosen, want_chosen.numpy())
     close(weights, want_weights)
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 20), st.integers(1, 20), st.integers(1, 150))
+@settings(RANDOM, max_examples=30)
+def test_the_delta_rule_is_qwen3_nexts(kv: int, group: int, key: int, width: int, tokens: int) -> None:
+    rng, heads = np.random.default_rng(tokens), kv * group
+    q, k = (F.normalize(torch.from_numpy(rng.standard_normal((1, tokens, kv, key)))).float() for _ in range(2))
+    v = torch.from_numpy(rng.standard_normal((1, tokens, heads, width))).float()
+    decay = -torch.from_numpy(rng.exponential(1, (1, tokens, heads))).float()
+    beta = torch.from_numpy(rng.random((1, tokens, heads))).float()
+    have = sequence.delta(*(x[0].numpy() for x in (q, k, v, decay, beta)), scale=key**-0.5)
+    for rule in (qwen3_next.torch_recurrent_gated_delta_rule, qwen3_next.torch_chunk_gated_delta_rule):
+        close(have, rule(q, k, v, g=decay, beta=beta)[0][0])

@@ -48,6 +48,7 @@ enum clb_op {
     CLB_OP_CACHE,
     CLB_OP_ATTENTION,
     CLB_OP_DELAY,
+    CLB_OP_DELTA,
     CLB_OP_COUNT
 };
 
@@ -283,6 +284,15 @@ typedef struct {
             uint32_t unused_6[1];
             uint32_t apart; /* time steps from a row to the next, later one */
         } delay;
+        struct {
+            uint32_t unused_0[3];
+            uint32_t key;   /* floats of a query and of a key; 1 to CLB_LIMIT */
+            uint32_t value; /* floats of a value; 1 to CLB_LIMIT */
+            /* heads of queries and keys; each serves rows / key_heads values; 1 to CLB_LIMIT */
+            uint32_t key_heads;
+            uint32_t unused_6[13];
+            float scale; /* factor on the queries */
+        } delta;
     };
     uint16_t before, after;
 } CLB_ALIAS clb_op;

@@ -43,7 +43,8 @@ enum clb_trait {
     X(CACHE, cache, CLB_CACHE_COUNT, CLB_RUNS_ALL_SAMPLES | CLB_KNOWS_POSITIONS | CLB_KEEPS_CACHE) \
     X(ATTENTION, attention, CLB_CACHE_COUNT,                                                       \
       CLB_RUNS_ALL_SAMPLES | CLB_KNOWS_POSITIONS | CLB_KEEPS_CACHE | CLB_READS_KEPT)               \
-    X(DELAY, delay, UINT16_MAX + 1, CLB_RUNS_ALL_SAMPLES | CLB_KNOWS_POSITIONS | CLB_STORES_FIRST)
+    X(DELAY, delay, UINT16_MAX + 1, CLB_RUNS_ALL_SAMPLES | CLB_KNOWS_POSITIONS | CLB_STORES_FIRST) \
+    X(DELTA, delta, UINT16_MAX + 1, CLB_RUNS_ALL_SAMPLES | CLB_KNOWS_POSITIONS)
 
 /* what computes each row by itself: code, clb_… */
 #define CLB_ROW_KERNELS(X)                                                                         \
@@ -61,7 +62,8 @@ enum clb_trait {
     X(ROPE, rope)                                                                                  \
     X(CACHE, cache)                                                                                \
     X(ATTENTION, attention)                                                                        \
-    X(DELAY, delay)
+    X(DELAY, delay)                                                                                \
+    X(DELTA, delta)
 
 /* Words of a record, of an operation from w0 on, that have a range. */
 typedef struct {
@@ -105,6 +107,7 @@ enum {
     X(CLB_OP_ATTENTION, 8, 1, 0, 2u)                                                               \
     X(CLB_OP_DELAY, 3, 2, 1, 1073741824u)                                                          \
     X(CLB_OP_DELAY, 5, 1, 0, 1073741824u)                                                          \
+    X(CLB_OP_DELTA, 3, 3, 1, 1073741824u)                                                          \
     X(CLB_RANGES_OF_HEADER, 3, 1, 1, 4294967295u)                                                  \
     X(CLB_RANGES_OF_HEADER, 16, 2, 1, 4294967295u)                                                 \
     X(CLB_RANGES_OF_HEADER, 19, 2, 1, 4294967295u)                                                 \

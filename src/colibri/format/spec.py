@@ -230,8 +230,8 @@ OP = _record(
     ("operand", "b", 1, "second input of binary; for `moe` the logits; for `cache` the values; for linear a computed "
      "matrix, in layout rows8_f32"),
     ("operand", "out", 1, "output"),
-    ("operand", "work", 1, "for `moe` its workspace: slots, weights, choices, grouping; for cache, attention and delay "
-     "what they keep from one run to the next"),
+    ("operand", "work", 1, "for `moe` its workspace: slots, weights, choices, grouping; for cache, attention, delay "
+     "and delta what they keep from one run to the next"),
     ("u32", "w0", 1, "a tensor, or `0xFFFFFFFF`: none; a constant operand a of unary and binary"),
     ("u32", "w1", 1, "a tensor, or none; a constant operand b of binary"),
     ("u32", "w2", 1, "a tensor, or none"),
@@ -464,6 +464,12 @@ VIEWS: dict[str, tuple[Named, ...]] = {
         Named("slots", _DIMS + 2, "time steps that are kept", 0, LIMIT),
         Named("apart", _STRIDES_A, "time steps from a row to the next, later one"),
     ),
+    "delta": (
+        Named("key", _DIMS, "floats of a query and of a key", 1, LIMIT),
+        Named("value", _DIMS + 1, "floats of a value", 1, LIMIT),
+        Named("key_heads", _DIMS + 2, "heads of queries and keys; each serves rows / key_heads values", 1, LIMIT),
+        Named("scale", _ALPHA, "factor on the queries", type="f32"),
+    ),
 }  # fmt: skip
 _TEXT = ("runs_all_samples", "knows_positions")
 OPERATIONS = (
@@ -484,6 +490,7 @@ OPERATIONS = (
     Operation("attention", "attention", "attention", "attention", "batch", "cache",
               (*_TEXT, "keeps_cache", "reads_kept"), ("exp",), flash=2500),
     Operation("delay", "delay", "delay", "delay", "batch", "", (*_TEXT, "stores_first"), flash=100),
+    Operation("delta", "delta", "delta", "delta", "batch", "", _TEXT, flash=500),
 )  # fmt: skip
 OPCODES = tuple(operation.name for operation in OPERATIONS)
 _BY_NAME = {operation.name: operation for operation in OPERATIONS}

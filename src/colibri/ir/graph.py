@@ -5,8 +5,8 @@ is an input, a constant (a NumPy array without batch) or the output of one node.
 the leading axes as independent rows ("tokens").
 
 In a language model (`Graph.context` > 0) the samples are the tokens of one text: sample n of a run is the token at
-position n, and `rope`, `attention` and `delay` look at the positions up to their own. Everything else stays as it is. A
-stream (`context` = ENDLESS) is the same without an end: its samples are time steps.
+position n, and `rope`, `attention`, `delay` and `delta` look at the positions up to their own. Everything else stays
+as it is. A stream (`context` = ENDLESS) is the same without an end: its samples are time steps.
 
 A recurrence is a stretch of nodes that runs once for every step of a sequence, or of a stream: `state` opens it with
 the state before the first step, `step` gives a sequence's element, the nodes that follow compute on them, and `collect`
@@ -51,7 +51,7 @@ APPLY = ("output", "input")
 CACHES = ("fp32", "fp16", "int8")
 MASKS = ("causal", "full", "cross")
 ENDLESS = 1 << 30  # `Graph.context` of a stream
-ALL_SAMPLES = ("moe", "embed", "rope", "attention", "delay")  # run on all samples at once, so never step by step
+ALL_SAMPLES = ("moe", "embed", "rope", "attention", "delay", "delta")  # run on all samples at once: never step by step
 
 
 @dataclass(frozen=True)
@@ -241,6 +241,8 @@ class Graph:
                 raise ExportError(f"{node.output}: {node.op} takes values of the source text beside those of the text")
             if inside and n and self.nodes[n - 1].output not in encoder:
                 raise ExportError(f"{node.output}: what reads the source text comes before all other operations")
+            if inside and node.op == "delta":
+                raise ExportError(f"{node.output}: the delta rule on a source text is not supported")
             if inside != (mask(node) == "full") and mask(node) is not None:
                 raise ExportError(f"{node.output}: an encoder's attention, and no other, sees all of its text")
             if self.context and not inside and node.op == "moe" and node.attrs["router"].capacity:
@@ -529,6 +531,14 @@ def _delay(node: Node, shapes: list[Shape]) -> Shape:
     return shapes[0] if rows is None else (rows, *shapes[0])
 
 
+def _delta(node: Node, shapes: list[Shape]) -> Shape:
+    _need([len(s) for s in shapes] == [2, 2, 2, 1, 1], "needs q, k, v (heads, dim), decay and beta (heads,)")
+    q, k, v, decay, beta = shapes
+    _need(q == k and v[0] % k[0] == 0, f"queries {q} and keys {k} do not serve {v[0]} heads of values")
+    _need(decay == beta == v[:1], f"decay {decay} and beta {beta} are not one for each of {v[0]} heads of values")
+    return v
+
+
 OPS: dict[str, Callable[[Node, list[Shape]], Shape]] = {
     "linear": _linear,  # x (…, in), weight (out, in)[, bias (out,)] -> (…, out); activation=None, activations="int8"
     "unary": _unary,  # x -> x's shape; func, alpha=0, beta=0
@@ -558,6 +568,9 @@ OPS: dict[str, Callable[[Node, list[Shape]], Shape]] = {
     # x (width,) -> x of `steps` positions before, zeros before the first; with rows and apart (rows, width), each of
     # which is `apart` positions later than the one above
     "delay": _delay,
+    # q, k (key heads, dim), v (heads, width), decay (heads,), beta (heads,) -> (heads, width); scale. The gated delta
+    # rule: a state (dim, width) of each head fades by exp(decay), learns v under k, beta of it, and answers q
+    "delta": _delta,
     "moe": _moe,  # x (…, in), logits (…, experts) -> (…, out); router: Router, experts: list[Graph]; numbers=None
 }
 

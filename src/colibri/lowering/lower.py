@@ -580,6 +580,25 @@ class _Lowering:
         )  # fmt: skip
         self.finish(node, after)
 
+    def _delta(self, node: Node) -> None:
+        """Queries and keys come as one operand, a row a head, and each value with its decay and beta behind it."""
+        kv, key = self.graph.shapes[node.inputs[0]]
+        heads, width = self.graph.shapes[node.output]
+        keys = self.fresh(f"{node.output}.keys", (2, kv, key))
+        values = self.fresh(f"{node.output}.values", (heads, width + 2))
+        for name, target in zip(node.inputs, (
+            indexed(keys, 0, 0), indexed(keys, 0, 1), values.like(0, (heads, width), values.strides),
+            indexed(values, 1, width), indexed(values, 1, width + 1),
+        ), strict=True):  # fmt: skip
+            self.copy(self.view(name), target, name)
+        out, _, after = self.define_rows(node)
+        self.ops.append(
+            Op("delta", out, must(as_rows(keys))[0], must(as_rows(values))[0], self.keep(node, 4 * heads * key * width),
+               rows=heads, key=key, value=width, key_heads=kv, scale=node.attrs["scale"], comment=node.output)
+        )  # fmt: skip
+        self.macs += 3 * heads * key * width
+        self.finish(node, after)
+
     def _moe(self, node: Node) -> None:
         router: Router = node.attrs["router"]
         experts: list[Graph] = node.attrs["experts"]

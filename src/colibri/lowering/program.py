@@ -301,6 +301,7 @@ WORK: dict[str, Callable[[Op, int], int]] = {
     "cache": lambda op, _: op.rows * (op["key"] + op["value"]),
     "attention": _attention_work,
     "delay": lambda op, _: (op.rows + 1) * op["width"],
+    "delta": lambda op, _: op.rows * (4 * op["key"] + 1) * op["value"],
 }
 
 

@@ -18,7 +18,7 @@ def fold_constants(graph: Graph) -> Graph:
 
     def rewrite(new: Graph, node: Node, names: dict[str, str]) -> str | None:
         inputs = [names[i] for i in node.inputs]
-        if node.op in ("moe", "state", "step", "collect") or not all(i in new.constants for i in inputs):
+        if node.op in ("moe", "state", "step", "collect", "delta") or not all(i in new.constants for i in inputs):
             return None
         if any(isinstance(new.constants[i], Deferred) for i in inputs):
             return None

@@ -126,8 +126,14 @@ def _resize_cache(op: Any, tokens: int, samples: int) -> int:
     return int(op["key_heads"]) * pages * page
 
 
+def _resize_delta(op: Any, tokens: int, samples: int) -> int:
+    return 4 * int(op["rows"]) * int(op["key"]) * int(op["value"])
+
+
 # How an operation that keeps something is set to a context, and the bytes that it then keeps, by its view.
-RESIZE: dict[str, Callable[[Any, int, int], int]] = {"delay": _resize_delay, "attention": _resize_cache}
+RESIZE: dict[str, Callable[[Any, int, int], int]] = {
+    "delay": _resize_delay, "delta": _resize_delta, "attention": _resize_cache,
+}  # fmt: skip
 
 
 def _arrange(ops: Any, tokens: int, samples: int, first: int) -> tuple[int, int]:

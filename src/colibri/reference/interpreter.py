@@ -74,6 +74,8 @@ def _run(
         if n in inside:
             continue
         args = _args(node, values)
+        if node.op == "delta":  # a constant, too, changes the state at every position
+            args = [np.broadcast_to(x, (batch, *x.shape[1:])) for x in args]
         if node.op == "attention" and source is not None:
             y = _attention(node, args, alone=False)
         elif node.op == "moe":
@@ -209,6 +211,11 @@ def _delay(node: Node, args: list[Array], graph: Graph) -> Array:
     return np.stack([sequence.delay(args[0], steps - row * node.attrs["apart"]) for row in range(rows)], axis=1)
 
 
+def _delta(node: Node, args: list[Array], graph: Graph) -> Array:
+    q, k, v, decay, beta = args
+    return sequence.delta(q, k, v, decay, beta, node.attrs["scale"])
+
+
 def _moe(node: Node, args: list[Array], trace: Trace | None, together: bool) -> Array:
     """`together`: all samples share the experts' capacity."""
     x, logits = args
@@ -254,4 +261,5 @@ OPS: dict[str, Callable[[Node, list[Array], Graph], Any]] = {
     "rope": lambda node, args, graph: sequence.rope(args[0], args[1][0]),
     "attention": lambda node, args, graph: _attention(node, args, alone=True),
     "delay": _delay,
+    "delta": _delta,
 }

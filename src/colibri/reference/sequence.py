@@ -44,6 +44,33 @@ def delay(x: Array, steps: int) -> Array:
     return np.concatenate([zeros, x[: len(x) - len(zeros)]])
 
 
+def delta(q: Array, k: Array, v: Array, decay: Array, beta: Array, scale: float) -> Array:
+    """The gated delta rule (Yang et al. 2025, arXiv:2412.06464): what a memory of keys and values gives for q.
+
+    q and k (positions, kv, dim), v (positions, heads, width), decay and beta (positions, heads); heads share queries
+    and keys in groups. From zeros on, at every position the state S (dim, width) of a head becomes S · exp(decay),
+    then S + k (beta · (v - Sᵀk))ᵀ, and gives Sᵀ(q · scale). Sums over dim are in its order.
+    """
+    group = v.shape[1] // k.shape[1]
+    q, k = np.repeat(q * F(scale), group, axis=1), np.repeat(k, group, axis=1)
+    kept = elementary.exp(decay)
+    state, out = np.zeros((*k.shape[1:], v.shape[2]), F), np.zeros_like(v)
+    for t in range(len(v)):
+        state = state * kept[t, :, None, None]
+        new = (v[t] - _recalled(state, k[t])) * beta[t, :, None]
+        state = state + k[t, :, :, None] * new[:, None]
+        out[t] = _recalled(state, q[t])
+    return out
+
+
+def _recalled(state: Array, key: Array) -> Array:
+    """Σ key[:, i] · state[:, i], in the order of i: (heads, width)."""
+    total = key[:, 0, None] * state[:, 0]
+    for i in range(1, key.shape[1]):
+        total = total + key[:, i, None] * state[:, i]
+    return total
+
+
 def cached(x: Array, cache: str) -> tuple[Array, Array]:
     """Rows as the cache keeps them: numbers, and a scale (…, 1) they are to be multiplied by, 1 but for int8."""
     one = np.ones((*x.shape[:-1], 1), F)

@@ -1,10 +1,10 @@
-"""Operations that know positions: embedding, rotation, the attention cache, attention, delays."""
+"""Operations that know positions: embedding, rotation, the attention cache, attention, delays, the delta rule."""
 
 from __future__ import annotations
 
 from colibri.format import spec
 from tests.hostile.cases import costs
-from tests.hostile.cases.table import U32, U64, Fields, Row, of, table
+from tests.hostile.cases.table import U32, U64, Fields, Row, of, place, table
 
 TOO_MANY = (0, 1 << 20, 1 << 27, spec.LIMIT, spec.LIMIT + 1, 1 << 31, U32 - 63, U32)
 CACHES = ("cache", "attention")
@@ -75,7 +75,7 @@ CASES = [
         ("delay of what it keeps", "ORDER",
          {"delay.a": {"offset": of("delay.work.offset", 4), "space": "arena", "sample_stride": 0}}),
         ("a source text without an encoder", "PROGRAM", {"attention.window": 0, "attention.mask": "cross"}),
-        cost=costs.of_attention,
+        cost=costs.of_text,
     ),
     *table("text", ("attention over its own cache", "OK or PROGRAM",
                     {"attention.out.offset": of("attention.work.offset")})),
@@ -84,12 +84,37 @@ CASES = [
         *((f"{code} of one page for a window", "PROGRAM", {f"{code}.positions": 64}) for code in CACHES),
         *((f"{code} with a wider window", "OK or PROGRAM", {f"{code}.window": 79}) for code in CACHES),
         ("fewer sinks than heads", "PROGRAM", {"attention.rows": of("attention.rows", 2)}),
-        cost=costs.of_attention,
+        cost=costs.of_text,
     ),
     *table(
         "text_int8",
         *((f"{code} in a larger format", "OK or PROGRAM", {f"{code}.func": 0}) for code in CACHES),
-        cost=costs.of_attention,
+        cost=costs.of_text,
+    ),
+    *table(
+        "text_delta",
+        *_kept("delta"),
+        ("delta in the tail", "PROGRAM", {"header.tail_op": place("delta")}),
+        ("delta in an expert", "PROGRAM", {"expert linear": lambda e: e["delta"]}),
+        *((f"delta of {field} {n}", "PROGRAM", {f"delta.{field}": n})
+          for field in ("key", "value", "key_heads") for n in TOO_MANY),
+        ("delta of a longer key", "PROGRAM", {"delta.key": 7}),
+        ("delta of a shorter key", "OK", {"delta.key": 5}),
+        ("delta of a longer value", "PROGRAM", {"delta.value": 6}),
+        ("delta of a shorter value", "OK or ORDER", {"delta.value": 4}),
+        ("delta of key heads that do not serve all values", "PROGRAM", {"delta.key_heads": 3}),
+        ("delta of more key heads than there are", "ORDER", {"delta.key_heads": 4}),
+        ("delta of fewer key heads", "OK", {"delta.key_heads": 1}),
+        ("delta of more heads than it keeps", "PROGRAM", {"delta.rows": 6}),
+        ("delta of fewer heads", "OK or ORDER", {"delta.rows": 2}),
+        ("delta of no values", "PROGRAM", {"delta.b.space": "none"}),
+        ("delta of values from a constant", "PROGRAM", {"delta.b.space": "const"}),
+        ("delta of values out of its state", "ORDER", {"delta.b.offset": of("delta.work.offset")}),
+        ("delta of keys out of its state", "ORDER", {"delta.a.offset": of("delta.work.offset")}),
+        ("delta onto its state", "ORDER", {"delta.out.offset": of("delta.work.offset")}),
+        ("delta onto its keys", "ORDER", {"delta.out.offset": of("delta.a.offset")}),
+        ("delta with its state where others write", "ORDER", {"delta.work.offset": spec.HEAD_BYTES}),
+        cost=costs.of_text,
     ),
     # The first attention is the encoder's, the second the decoder's to its own text, the third the other.
     *table(
@@ -106,6 +131,6 @@ CASES = [
         ("encoder-decoder: biases for one way, used for both", "PROGRAM",
          {"attention[1].window": 0, "attention[1].mask": "full"}),
         ("encoder-decoder: an encoder that writes the output", "PROGRAM", {"rmsnorm.out": OUTPUT}),
-        cost=costs.of_attention,
+        cost=costs.of_text,
     ),
 ]  # fmt: skip
