@@ -59,8 +59,8 @@ CLB_STATIC_WALK void learn(void *arg, uint32_t head) {
     const delta *t = arg;
     const clb_op *op = t->op;
     const clb_frame *frame = t->frame;
-    const uint32_t query = head / t->sharing;
-    const size_t key = (size_t)query + op->delta.key_heads;
+    const uint32_t key_head = head / t->sharing;
+    const size_t key = (size_t)key_head + op->delta.key_heads; /* behind all queries */
     const size_t size = (size_t)t->key * t->value;
     float *state = clb_work_at(op, frame);
     state += head * size;
@@ -69,7 +69,7 @@ CLB_STATIC_WALK void learn(void *arg, uint32_t head) {
     }
     for (uint32_t s = 0; s < t->samples; ++s) {
         heard token;
-        token.query = clb_locate(&op->a, frame, NULL, s, query);
+        token.query = clb_locate(&op->a, frame, NULL, s, key_head);
         token.key = clb_locate(&op->a, frame, NULL, s, key);
         token.value = clb_locate(&op->b, frame, NULL, s, head);
         take(t, token, state, clb_out_row(op, frame, s, head));
