@@ -37,8 +37,8 @@ COLIBRI_API int colibri_lm_source(colibri_context_t *ctx, const int32_t *tokens,
 
 /* Take the text back to its first `position` tokens, 0 … ctx->position. Layers with a sliding
  * window keep only what they still need: going back further than their cache reaches is
- * COLIBRI_ERR_REWIND, and nothing has changed. A stream goes back to 0 only, and so does
- * a model with a layer of the delta rule, whose state is that of the whole text. */
+ * COLIBRI_ERR_REWIND, and nothing has changed. A stream goes back to 0 only, and so does a model
+ * with a layer of the delta rule, whose state is that of the whole text. */
 COLIBRI_API int colibri_lm_rewind(colibri_context_t *ctx, int position);
 
 /* How the next token is drawn. Filters apply in the order of the fields; a zero leaves one out. */

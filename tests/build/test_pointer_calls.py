@@ -35,13 +35,6 @@ def functions(text: str) -> dict[str, str]:
     return {match[1]: text[match.end() : end] for match, end in zip(found, ends, strict=False)}
 
 
-def members() -> set[str]:
-    """The functions that each instruction set has its own of."""
-    struct = re.search(r"typedef struct clb_kernels \{([^{}]*)\} clb_kernels;", SOURCES[ENGINE / "src/core/internal.h"])
-    assert struct is not None
-    return set(re.findall(r"\(\*(\w+)\)\(", struct[1]))
-
-
 @pytest.mark.parametrize("operation", spec.OPERATIONS, ids=lambda o: o.name)
 def test_every_operation_has_its_kernel_and_its_proof(operation: spec.Operation) -> None:
     """Before the linker says so of one of them."""
@@ -67,15 +60,23 @@ def test_a_proof_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         callgraph.proofs(tmp_path)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
-def test_calls_of_an_instruction_sets_functions_are_named(file: Path) -> None:
+def test_calls_of_an_instruction_sets_functions_are_found() -> None:
     """Exactly: one too many makes the bound on the stack larger than it is, one too few smaller."""
-    known = members()
-    assert {"unary", "binary", "panel", "outliers", "quantize", "mix", "sound"} <= known
-    called = {name for name in known if re.search(rf"(?:->|\.){name}\(", SOURCES[file])}
-    if file.suffix == ".c" and "CLB_PANEL_OF(" in SOURCES[file]:
-        called.add("panel")
-    assert called == known & set(callgraph.INDIRECT.get(file.stem, ()))
+    known, found = callgraph.members(ENGINE), callgraph.indirect(ENGINE)
+    assert known == {"unary", "binary", "panel", "outliers", "quantize", "mix", "sound"}
+    assert found["linear"] == {"panel", "outliers", "unary"}
+    assert found["moe"] & known == {"mix"}
+    assert "norms" not in found
+    elsewhere = [text for file, text in SOURCES.items() if file.suffix == ".h" or file.parent.name == "lm"]
+    assert not [name for name in known for text in elsewhere if re.search(rf"(?:->|\.){name}\(", text)]
+
+
+def test_tasks_of_threads_are_found() -> None:
+    """Every one: each file that shares out work names as many as it does so often."""
+    found = callgraph.tasks(ENGINE)
+    sharing = {f.stem: text.count("CLB_SPREAD(") for f, text in SOURCES.items() if f.suffix == ".c"}
+    assert {file: len(tasks) for file, tasks in found.items()} == {file: n for file, n in sharing.items() if n}
+    assert found["rowwise"] == {"run_rows"}
 
 
 def test_calls_of_proofs_are_named() -> None:

@@ -69,7 +69,7 @@ FIELD_BASES = [
     "many_ports",
     *(pytest.param(n, marks=pytest.mark.slow) for n in BASES if n not in ("top2_shared", "many_ports")),
 ]
-POSITIONS = [spec.OPCODES.index(code) for code in ("embed", "rope", "cache", "attention", "delay", "delta")]
+POSITIONS = [spec.OPCODES.index(known.name) for known in spec.operations(walk="batch")]
 
 
 @pytest.mark.parametrize("base", FIELD_BASES)

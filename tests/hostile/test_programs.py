@@ -69,11 +69,11 @@ def counted(program: Program) -> int:
 
     def one(o: Any) -> int:
         if o.code in ("linear", "linear_q"):
-            outliers = 0
+            entries = 0
             if (outliers := o["outliers"]) is not None:
                 cells = -(-outliers.rows // 64) * -(-outliers.cols // 1024)
-                outliers = cells * min((outliers.bytes - 4 * (cells + 1)) // 4, 65536)
-            return int(o.rows * (o["inputs"] * o["outputs"] + o["outputs"] + outliers))
+                entries = cells * min((outliers.bytes - 4 * (cells + 1)) // 4, 65536)
+            return int(o.rows * (o["inputs"] * o["outputs"] + o["outputs"] + entries))
         if o.code == "moe":
             layer = program.layers[o["layer"]]
             own = [e for e in program.experts if e.layer == o["layer"]]

@@ -1,8 +1,9 @@
 """The worst-case stack, from the call graphs that gcc writes; imports nothing but the standard library.
 
 Every function's own frame and callees are in the .ci file beside its object, written under FLAGS. Calls through a
-pointer have no target there: `indirect` names them by the file in which the call is written. What belongs to operations
-comes from the engine's tables; the rest is in INDIRECT and PROVEN, which tests/build/test_pointer_calls.py checks.
+pointer have no target there: `indirect` names them by the file in which the call is written. What operations call, or
+is called of them, is read from the engine's tables and sources; the rest is in INDIRECT and PROVEN, which
+tests/build/test_pointer_calls.py checks.
 """
 
 from __future__ import annotations
@@ -15,19 +16,9 @@ from pathlib import Path
 
 FLAGS = ("-fstack-usage", "-fcallgraph-info=su")
 
-INDIRECT: dict[str, tuple[str, ...]] = {
-    "context": ("sound",),
-    "elementwise": ("unary", "binary", "quantize"),
-    "attention": ("panel", "unary"),
-    "delta": ("mix",),
-    "parallel": ("run_rows", "run_chunk", "attend", "learn"),
-    "linear": ("panel", "outliers", "unary"),
-    "sums": ("unary",),
-    "routing": ("unary",),
-    "moe": ("mix", "compare_routes", "run_expert", "clb_route"),
-}
-"""The functions that a call through a pointer can reach, by the file that makes it. The caller's own hooks come on top
-of what is measured; compare_routes is the engine's own."""
+INDIRECT: dict[str, tuple[str, ...]] = {"moe": ("compare_routes", "run_expert", "clb_route")}
+"""The functions that a call through a pointer can reach, by the file that makes it, beside those of an instruction set
+and the tasks of threads. The caller's own hooks come on top of what is measured; compare_routes is the engine's own."""
 
 TABLES = {"rowwise": "CLB_ROW_KERNELS", "forward": "CLB_BATCH_KERNELS"}
 """Files whose calls go through a table of operations, and the macro of operations.h that fills it."""
@@ -44,9 +35,9 @@ PROVEN: dict[str, tuple[str, ...]] = {
 GENERATED = {"moe": ("run_expert_*", "route_*")}
 """What it can reach besides where an exported model.c holds the program as code, if the pointer call is left at all."""
 
-HOOKS = ("attention", "delta", "linear", "moe", "parallel", "rowwise", "sums")
-"""Files that call the caller's hooks through pointers, or what these are handed: generated code may have no other calls
-through pointers left in them."""
+HOOKS = ("moe", "parallel", "sums")
+"""Files that call the caller's hooks through pointers, or what these are handed, as do those that share out tasks:
+generated code may have no other calls through pointers left in them."""
 
 
 class StackError(ValueError):
@@ -109,11 +100,43 @@ def proofs(sources: Path) -> dict[str, dict[str, str]]:
     return found
 
 
+def _sources(sources: Path) -> dict[str, str]:
+    """The engine's C files, by name, without comments."""
+    return {file.stem: re.sub(r"/\*.*?\*/", " ", file.read_text(encoding="utf-8"), flags=re.S)
+            for file in sorted((sources / "src").rglob("*.c"))}  # fmt: skip
+
+
+def members(sources: Path) -> set[str]:
+    """The functions that each instruction set has its own of."""
+    header = (sources / "src/core/internal.h").read_text(encoding="utf-8")
+    struct = re.search(r"typedef struct clb_kernels \{([^{}]*)\} clb_kernels;", header)
+    return set(re.findall(r"\(\*(\w+)\)\(", struct[1])) if struct else set()
+
+
+def tasks(sources: Path) -> dict[str, set[str]]:
+    """The functions that are spread over the caller's threads, by the file that does it."""
+    spread = re.compile(r"\bCLB_SPREAD\([^;]*?, (\w+),\s*&")
+    return {file: set(spread.findall(text)) for file, text in _sources(sources).items() if spread.search(text)}
+
+
+def _kernel_calls(sources: Path) -> dict[str, set[str]]:
+    """The functions of an instruction set that each file calls; a panel is called by name where there is but one."""
+    known, found = members(sources), {}
+    for file, text in _sources(sources).items():
+        called = {name for name in known if re.search(rf"(?:->|\.){name}\(", text)}
+        found[file] = called | ({"panel"} if "CLB_PANEL_OF(" in text else set())
+    return {file: called for file, called in found.items() if called}
+
+
 def indirect(sources: Path) -> dict[str, set[str]]:
     """What a call through a pointer can reach, by the file that makes it, or by file and function."""
     known = [*proofs(sources).values()]
+    found = {file: set(functions) for file, functions in INDIRECT.items()}
+    for file, called in _kernel_calls(sources).items():
+        found.setdefault(file, set()).update(called)
     return {
-        **{file: set(functions) for file, functions in INDIRECT.items()},
+        **found,
+        "parallel": set().union(*tasks(sources).values()),
         **{file: kernels(sources, table) for file, table in TABLES.items()},
         **{f"operations.{caller}": {proof[part] for proof in known for part in parts if part in proof}
            for caller, parts in PROVEN.items()},
@@ -151,8 +174,9 @@ def read(files: Iterable[Path], sources: Path, linked: Collection[str] | None = 
             else:
                 graph.calls.setdefault(_plain(source), set()).add(_plain(target))
     known = indirect(sources)
+    hooks = {*HOOKS, *tasks(sources)} if linked is not None else None
     for file, caller in calls:
-        graph.calls.setdefault(caller, set()).update(_targets(file, caller, graph, known, linked is not None))
+        graph.calls.setdefault(caller, set()).update(_targets(file, caller, graph, known, hooks))
     for targets in graph.calls.values():
         graph.outside |= targets - graph.frames.keys()
     if linked is None and (missing := set().union(*known.values()) - graph.frames.keys()):
@@ -160,14 +184,16 @@ def read(files: Iterable[Path], sources: Path, linked: Collection[str] | None = 
     return graph
 
 
-def _targets(file: str, caller: str, graph: CallGraph, known: Mapping[str, set[str]], generated: bool) -> set[str]:
-    """What a pointer call written in `file` reaches in this build."""
+def _targets(
+    file: str, caller: str, graph: CallGraph, known: Mapping[str, set[str]], hooks: Collection[str] | None
+) -> set[str]:
+    """What a pointer call written in `file` reaches in this build; generated code has `hooks`."""
     file = f"{file}.{caller}" if f"{file}.{caller}" in known else file
     if file not in known:
         raise StackError(f"{file}: {caller} calls through a pointer: name its targets in {__name__}.INDIRECT")
-    named = known[file].union(GENERATED.get(file, ()) if generated else ())
+    named = known[file].union(GENERATED.get(file, ()) if hooks is not None else ())
     reached = {name for name in graph.frames if any(fnmatchcase(name.split(".")[0], pattern) for pattern in named)}
-    if not reached and not (generated and file in HOOKS):
+    if not reached and file not in (hooks or ()):
         raise StackError(f"{file}: {caller} calls through a pointer, and none of its targets is in the build")
     return reached
 

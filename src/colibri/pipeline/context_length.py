@@ -137,7 +137,7 @@ RESIZE: dict[str, Callable[[Any, int, int], int]] = {
 
 
 def _arrange(ops: Any, tokens: int, samples: int, first: int) -> tuple[int, int]:
-    """Set the sizes of what is kept as `lower` does, and the places; the ends of what is cleared and of all."""
+    """Set the sizes of what is kept as `lower` does, and the places; the ends of the delays and of the caches."""
     sizes: dict[int, int] = {}  # by old place
     kept = _kept(ops)
     for op in kept:

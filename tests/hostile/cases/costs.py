@@ -20,12 +20,14 @@ def of_loops(e: Editor) -> int:
     return total
 
 
-def of_attention(e: Editor) -> int:
-    """Of attention on the last token of a full context."""
+def of_text(e: Editor) -> int:
+    """Of attention on the last token of a full context, and of the delta rule."""
     tokens, total = e["header.context_tokens"], 0
     for n in (f"ops[{n}]" for n, code in enumerate(e.ops["code"]) if code == spec.OPCODES.index("attention")):
         seen = min(tokens, e[f"{n}.window"] or tokens)
         total += e[f"{n}.rows"] * (e[f"{n}.key"] + e[f"{n}.value"]) * seen
+    for n in (f"ops[{n}]" for n, code in enumerate(e.ops["code"]) if code == spec.OPCODES.index("delta")):
+        total += 3 * e[f"{n}.rows"] * e[f"{n}.key"] * e[f"{n}.value"]
     return total
 
 

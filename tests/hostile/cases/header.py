@@ -68,14 +68,14 @@ CASES = [
         ("context beyond the table and the pages", "PROGRAM", {"header.context_tokens": spec.LIMIT}),
         ("context beyond the table by one", "PROGRAM", {"header.context_tokens": 81}),
         *((f"context of {n}", "OK", {"header.context_tokens": n}) for n in (1, 2, 3, 63, 64, 65)),
-        cost=costs.of_attention,
+        cost=costs.of_text,
     ),
     *table("text", ("attention that costs less than it says", "PROGRAM",
                     {"header.worst_macs": of("header.worst_macs", -1)})),
     *table(
         "text_window",
         ("batch beyond the pages of a window", "PROGRAM", {"header.max_batch": 1 << 10}),
-        cost=costs.of_attention,
+        cost=costs.of_text,
     ),
     *table(
         "exchange",
@@ -86,6 +86,6 @@ CASES = [
         ("encoder-decoder: an encoder longer than the program", "PROGRAM", {"header.encoder_ops": U32}),
         ("encoder-decoder: a context longer than the biases", "PROGRAM", {"header.context_tokens": 81}),
         ("encoder-decoder: a shorter context", "OK", {"header.context_tokens": 5}),
-        cost=costs.of_attention,
+        cost=costs.of_text,
     ),
 ]  # fmt: skip

@@ -53,13 +53,13 @@ CASES = [
         ("rope with a matrix", "PROGRAM", {"rope.table": of("embed.table")}),
         ("embed without a table", "PROGRAM", {"embed.table": spec.NONE}),
         ("embed from a vector", "PROGRAM", {"embed.table": of("rope.table")}),
-        cost=costs.of_attention,
+        cost=costs.of_text,
     ),
     *table(
         "text_int8",
         *((f"embed table in layout {n}", "TENSOR or PROGRAM", {"tensors[embed.table].layout": n})
           for n in range(len(spec.LAYOUTS) + 1) if n != spec.LAYOUTS.index("rows8_i8")),
-        cost=costs.of_attention,
+        cost=costs.of_text,
     ),
     *table(
         "exchange",
