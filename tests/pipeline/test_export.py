@@ -115,6 +115,16 @@ def test_a_row_gives_the_same_bits_in_every_batch_and_position(graph: Graph, max
         assert want.tobytes() == have.tobytes() == np.ascontiguousarray(other).tobytes()
 
 
+def test_a_value_read_twice_in_different_order_is_not_overwritten() -> None:
+    graph = Graph("crossed")
+    y = graph.add("binary", graph.add_input("x", (5, 1, 5)), graph.add_constant("one", np.ones(1)), func="add")
+    z = graph.add("binary", y, graph.add("transpose", y, perm=(2, 1, 0)), func="add")
+    graph.outputs = [graph.add("softmax", z)]
+    x = np.random.default_rng(0).standard_normal((3, 5, 1, 5), np.float32)
+    (have,) = outputs(engine.load(build(graph, 3).image), [x])
+    assert have.tobytes() == run(graph, [x])[0].tobytes()
+
+
 @given(graphs(), st.integers(1, 9))
 @RANDOM
 def test_context_is_the_plan_and_the_plan_is_tight(graph: Graph, max_batch: int) -> None:

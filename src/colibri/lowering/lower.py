@@ -694,14 +694,15 @@ def _reuse_dying_inputs(ops: list[Op]) -> None:
             continue
         strides_a, strides_b, strides_out = (op.words.get(f"strides_{name}", ()) for name in ("a", "b", "out"))
         # What passes through a function first must not overwrite the other operand on its way.
-        pairs = ((op.a, strides_a, op.b), (op.b, strides_b, op.a))[: 2 if op.before == "identity" else 1]
-        for source, strides, other in pairs:
+        a, b = (op.a, strides_a), (op.b, strides_b)
+        for (source, strides), other in ((a, b), (b, a))[: 2 if op.before == "identity" else 1]:
             held = source.place.buffer
             if held is None or held is out or spans[held][1] != n or held.floats != out.floats:
                 continue
             here = (source.offset, source.place.sample_stride, source.row_stride, source.step_stride, strides)
             there = (op.out.offset, op.out.place.sample_stride, op.out.row_stride, op.out.step_stride, strides_out)
-            if here != there or (other.place.buffer is held and (other != source or op.before != "identity")):
+            same = other == (source, strides) and op.before == "identity"
+            if here != there or (other[0].place.buffer is held and not same):
                 continue
             for later in ops[n:]:
                 for name in ("a", "b", "out", "work"):

@@ -29,8 +29,3 @@ def of_text(e: Editor) -> int:
     for n in (f"ops[{n}]" for n, code in enumerate(e.ops["code"]) if code == spec.OPCODES.index("delta")):
         total += 3 * e[f"{n}.rows"] * e[f"{n}.key"] * e[f"{n}.value"]
     return total
-
-
-def of_delta(e: Editor) -> int:
-    """Of the delta rule on one token."""
-    return int(3 * e["delta.rows"] * e["delta.key"] * e["delta.value"])

@@ -6,12 +6,6 @@ from colibri.format import spec
 from tests.hostile.cases.table import U16, U32, Hostile, place, table
 from tests.hostile.editor import BASES, Editor
 
-# A model with each.
-BASES = {
-    "linear": "dense", "linear_q": "quantized", "quantize": "quantized", "unary": "soft", "binary": "top2_shared",
-    "softmax": "dense", "layernorm": "deep", "rmsnorm": "top2_shared", "reduce": "deep", "loop": "steps", "moe": "top1",
-    "embed": "steps", "rope": "text", "cache": "text", "attention": "text", "delay": "text", "delta": "text_delta",
-}  # fmt: skip
 SPACES = (0, len(spec.SPACES), len(spec.SPACES) + 1, U32)
 TOO_MANY = (0, spec.LIMIT + 1, U32)
 
