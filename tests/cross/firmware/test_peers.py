@@ -17,7 +17,7 @@ from colibri import exporter
 from colibri.build import targets
 from tests.cross.targets import firmware
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 METER = ROOT / "examples/smart_meter"
 BY_HAND = [v for v in compare.variants(Path("absent")) if v.source not in ("onnx.c", "emlearn.c")]
 
