@@ -39,8 +39,8 @@ def test_firmware_by_hand_answers_as_the_model_does(variant: compare.Variant, wo
 
 @pytest.mark.parametrize("dtype", ["fp32", "int8"])
 def test_the_page_has_the_figures_that_are_measured(dtype: str, work: compare.Work, tmp_path: Path) -> None:
-    """B8: docs/firmware.md is written anew (benchmarks.firmware.compare --publish) when Colibri's rows change."""
-    written = (ROOT / "docs/firmware.md").read_text(encoding="utf-8")
+    """B8: docs/measured/firmware.md is written anew (compare.py --publish) when Colibri's rows change."""
+    written = (ROOT / "docs/measured/firmware.md").read_text(encoding="utf-8")
     compiler = [targets.TARGETS["cortex-m7"].compiler, "--version"]
     version = subprocess.run(compiler, capture_output=True, text=True, check=True).stdout.splitlines()[0]
     if version not in written:
