@@ -30,7 +30,7 @@ test: lint
 
 # The tests pin the oldest PyTorch that is supported. The binding is the same for every Python (abi3).
 test-newest-torch: $(NEWEST)/.done $(VENV)/.test
-	PYTHONPATH=src $(NEWEST)/bin/python -m pytest -p no:cacheprovider tests/frontends/test_saved_programs.py
+	PYTHONPATH=src $(NEWEST)/bin/python -m pytest -p no:cacheprovider tests/frontends/torch/test_saved_programs.py
 
 test-all: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow"

@@ -3,7 +3,7 @@
     python tools/size.py [--json] [model.bin …]
 
 Needs nothing but the standard library, a gcc (`CC`), make and binutils; models are shown where `colibri` is installed.
-tests/engine/test_objects.py holds the engine to limits with the same functions.
+tests/engine/sources/test_objects.py holds the engine to limits with the same functions.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python -m benchmarks.firmware.compare [--publish] [--peers-python build/firmware-peers/bin/python]
 
 Builds every variant with the same compiler, -O2, start-up code and harness; runs the test weeks; checks the answers;
-prints a table, and with --publish writes docs/firmware.md. Needs what `colibri targets` names for cortex-m7, and
-qemu-system-arm. The peers that write C are asked with --peers-python's interpreter, which requirements.txt is for;
-where it is missing, their rows are left out and named.
+prints a table, and with --publish writes docs/measured/firmware.md. Needs what `colibri targets` names for cortex-m7,
+and qemu-system-arm. The peers that write C are asked with --peers-python's interpreter, which requirements.txt is
+for; where it is missing, their rows are left out and named.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers-python", type=Path, default=ROOT / "build/firmware-peers/bin/python")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/firmware-compare", help="where all is built")
-    parser.add_argument("--publish", action="store_true", help="write docs/firmware.md")
+    parser.add_argument("--publish", action="store_true", help="write docs/measured/firmware.md")
     options = parser.parse_args()
 
     # Absolute, for the tools run elsewhere; not resolved, since a virtual environment's interpreter is a link.
@@ -336,7 +336,7 @@ def main() -> None:
         from benchmarks.firmware import stream  # which uses this module
 
         text = page.page(table, counts, profiles, facts, stream.section(stream.measured()))
-        (ROOT / "docs/firmware.md").write_text(text, encoding="utf-8")
+        (ROOT / "docs/measured/firmware.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/firmware.md from what compare.py measured: all numbers are filled in, and the sentences hold for any of them."""
+"""The page docs/measured/firmware.md, from what compare.py measured: its sentences hold for any numbers."""
 
 from __future__ import annotations
 
@@ -161,13 +161,13 @@ def _against_dense(rows: Sequence[Row]) -> str:
 
 
 def page(rows: Sequence[Row], found: Counts, by_function: Profiles, facts: Facts, stream: str) -> str:
-    """The whole of docs/firmware.md; `stream` is the section of stream.py."""
+    """The whole of docs/measured/firmware.md; `stream` is the section of stream.py."""
     macs = found["int8"].macs
     return f"""# Firmware beside its peers
 
 Written by `python -m benchmarks.firmware.compare --publish`; do not edit. The smart-meter model
-([examples/smart_meter](../examples/smart_meter/README.md): 70 features, three experts of 32 hidden units, one chosen,
-8,630 trained weights, {macs:,} multiply-accumulates a forecast) as firmware, by Colibri and by others:
+([examples/smart_meter](../../examples/smart_meter/README.md): 70 features, three experts of 32 hidden units, one
+chosen, 8,630 trained weights, {macs:,} multiply-accumulates a forecast) as firmware, by Colibri and by others:
 
 ```sh
 python3 -m venv build/firmware-peers && build/firmware-peers/bin/pip install -r benchmarks/firmware/requirements.txt
@@ -221,7 +221,7 @@ Where Colibri's instructions are, mean of a few forecasts, an inlined function b
 ## What each row is
 
 - **Colibri**: `colibri export`, `colibri build --target cortex-m7`, as in
-  [examples/firmware](../examples/firmware/README.md).
+  [examples/firmware](../../examples/firmware/README.md).
 - **Plain C, loops**: what one would write first for exactly this model: arrays, one loop a matrix, `expf` of picolibc,
   the chosen expert only. int8: a scale for each row of weights, one for each vector of inputs found as it comes; gate
   and head fp32.

@@ -3,7 +3,8 @@
     python -m benchmarks.firmware.stream [--publish]
 
 The size of a small keyword or appliance detector. Its weights are random: what is counted does not depend on them.
-Prints the section of docs/firmware.md, and with --publish puts it there. Needs PyTorch besides what compare.py needs.
+Prints the section of docs/measured/firmware.md, and with --publish puts it there. Needs PyTorch besides what
+compare.py needs.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def measured() -> list[Row]:
 
 
 def section(rows: Sequence[Row]) -> str:
-    """What docs/firmware.md says of it."""
+    """What docs/measured/firmware.md says of it."""
     plain = {row.dtype: row for row in rows if row.name == VARIANTS[0].name}
     head = ["variant", "weights", "code", "constants", "RAM", "stack", "instructions", "÷ plain C", "flash ÷ plain C",
             "largest error"]  # fmt: skip
@@ -222,12 +223,12 @@ probability. `python -m benchmarks.firmware.stream` measures it and writes this 
 def main() -> None:
     """Measures everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--publish", action="store_true", help="write the section into docs/firmware.md")
+    parser.add_argument("--publish", action="store_true", help="write the section into docs/measured/firmware.md")
     options = parser.parse_args()
     text = section(measured())
     print(text)
     if options.publish:
-        path = compare.ROOT / "docs/firmware.md"
+        path = compare.ROOT / "docs/measured/firmware.md"
         whole = re.sub(r"## A stream\n.*?(?=^## )", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
         before, behind = whole.split(page.BEHIND_STREAM)
         path.write_text(before + text + page.BEHIND_STREAM + behind, encoding="utf-8")

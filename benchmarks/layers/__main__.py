@@ -1,7 +1,7 @@
 """Benchmark Colibri beside its peers and within this machine's limits.
 
     python -m benchmarks.layers --quick      about ten minutes: tiny, small, medium; batches 1, 4, 32
-    python -m benchmarks.layers --publish    everything, 55 minutes; writes docs/performance.md
+    python -m benchmarks.layers --publish    everything, 55 minutes; writes docs/measured/performance.md
     python -m benchmarks.layers --report     the page of the results so far, measuring nothing
 
 Works with any Python from 3.11: makes its own environment in build/bench/venv and goes on in there.
@@ -36,7 +36,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--setup", action="store_true", help="only make the environment")
     parser.add_argument("--quick", action="store_true", help="fewer sizes, batches and rounds")
-    parser.add_argument("--publish", action="store_true", help="write results.json here and docs/performance.md")
+    parser.add_argument("--publish", action="store_true", help="write results.json here, and docs/measured")
     parser.add_argument("--report", action="store_true", help="only write the page of the results so far")
     parser.add_argument("--minutes", type=float, help="the time a run may take; rounds and peers are fitted to it")
     parser.add_argument("--sizes", nargs="+", metavar="SIZE", help="tiny small medium olmoe mixtral")

@@ -111,7 +111,7 @@ def report_so_far(options: argparse.Namespace) -> None:
     page = report.write(RESULTS, BUILD)
     if options.publish:
         shutil.copyfile(RESULTS, PUBLISHED)
-        page = report.write(RESULTS, ROOT / "docs")
+        page = report.write(RESULTS, ROOT / "docs" / "measured")
     print(f"{RESULTS.relative_to(ROOT)} and {page.relative_to(ROOT)} are written")
 
 

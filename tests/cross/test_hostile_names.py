@@ -15,7 +15,7 @@ from colibri.build import firmware as project
 from colibri.build import toolchain
 from colibri.errors import ColibriError, ExportError
 from colibri.ir.graph import Graph
-from tests.cross.test_firmware import need
+from tests.cross.firmware.test_boards import need
 from tests.engine.conftest import compiler, example
 from tests.graphs import linear
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 import colibri
 from colibri.cli import app as cli
 from tests.cli.test_cli import colibri_command, succeed
-from tests.frontends import user_moes as moes
+from tests.frontends.recognise import user_moes as moes
 
 
 def close(ours: Any, theirs: torch.Tensor) -> None:

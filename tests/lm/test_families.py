@@ -12,7 +12,7 @@ import colibri
 from colibri.exporter import export_lm
 from colibri.frontends.checkpoints.language_models import load_checkpoint
 from colibri.runtime.language import LanguageModel
-from tests.frontends.checkpoints import ENCODERS, SOURCE, VARIANTS, VOCABULARY, Model, make
+from tests.frontends.checkpoints.variants import ENCODERS, SOURCE, VARIANTS, VOCABULARY, Model, make
 
 Array = np.ndarray[Any, Any]
 

@@ -22,8 +22,8 @@ from colibri.frontends.torch.export import from_torch  # noqa: E402
 from colibri.passes import optimize  # noqa: E402
 from colibri.passes.stream import stream  # noqa: E402
 from colibri.reference.interpreter import run  # noqa: E402
-from tests.frontends.small_models import Moe  # noqa: E402
-from tests.frontends.test_operators import Call  # noqa: E402
+from tests.frontends.torch.small_models import Moe  # noqa: E402
+from tests.frontends.torch.test_operators import Call  # noqa: E402
 
 torch.set_num_threads(1)
 

@@ -31,7 +31,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """elementary.h as a shared library, with scalar code and with loops that gcc vectorises."""
     path = tmp_path_factory.mktemp("elementary") / "elementary.so"
     warn = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"]
-    source = ROOT / "tests" / "engine" / "elementary_sweep.c"
+    source = Path(__file__).with_name("elementary_sweep.c")
     flags = ["-std=c11", "-ffp-contract=off", *warn, *request.param.split(), f"-I{ROOT / 'engine' / 'src'}"]
     subprocess.run(["cc", *flags, "-shared", "-fPIC", str(source), "-o", str(path), "-lm"], check=True)
     return ctypes.CDLL(str(path))

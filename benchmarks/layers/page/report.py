@@ -1,6 +1,6 @@
 """Writes the page of results: performance.md and its plots, from results.json alone.
 
-python -m benchmarks.layers.page.report      docs/performance.md from the committed results.json
+python -m benchmarks.layers.page.report      docs/measured/performance.md from the committed results.json
 """
 
 from __future__ import annotations
@@ -174,4 +174,4 @@ def _cell(cell: Cell | None, fastest: float) -> str:
 
 
 if __name__ == "__main__":
-    print(write(ROOT / "benchmarks" / "layers" / "results.json", ROOT / "docs"))
+    print(write(ROOT / "benchmarks" / "layers" / "results.json", ROOT / "docs" / "measured"))

@@ -1,7 +1,7 @@
 """Families of language models: tensor names, attention and feed-forward of each.
 
 An `Adapter` is a family: every field of its configuration that changes what is computed, with the default of the
-configuration's class, and a function from these settings to a `Decoder`; docs/adding-a-family.md shows how.
+configuration's class, and a function from these settings to a `Decoder`; docs/extending/adding-a-family.md shows how.
 """
 
 from __future__ import annotations
@@ -477,7 +477,7 @@ def adapter_of(kind: str, config: Mapping[str, Any]) -> Adapter:
     if kind not in ADAPTERS:
         raise ExportError(
             f"model type {shown(kind)} is not known; known are {', '.join(sorted(ADAPTERS))}: export the PyTorch "
-            "module instead, or add the family (docs/adding-a-family.md)"
+            "module instead, or add the family (docs/extending/adding-a-family.md)"
         )
     adapter = ADAPTERS[kind]
     named = config.get("architectures") or []

@@ -100,7 +100,7 @@ class Settings:
             raise self.refuse(
                 f"config.json has {', '.join(unknown)}, which {'is' if one else 'are'} not known and may change the "
                 f"result; remove {'it' if one else 'them'} if the model computes the same without, or add to the "
-                "family (docs/adding-a-family.md)"
+                "family (docs/extending/adding-a-family.md)"
             )
 
     def _read(self, name: str) -> Any:

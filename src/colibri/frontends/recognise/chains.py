@@ -20,7 +20,7 @@ from colibri.common.compare import compare
 from colibri.errors import ExportError
 from colibri.frontends.recognise.experts import OfRows
 from colibri.frontends.recognise.moe import Block, kind_of
-from colibri.frontends.recognise.tape import (
+from colibri.frontends.recognise.recording.tape import (
     BENDING,
     Call,
     ExpertCall,

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from colibri.frontends.recognise.recording.tape import Recording
 from colibri.frontends.recognise.stacks import Body, Stack, ablated, bodies, subsets
-from colibri.frontends.recognise.tape import Recording
 from colibri.frontends.recognise.watch import Probe, largest
 
 BASES = 3  # at most, of the values a mixture may have been added to

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from colibri.frontends.recognise.experts import Placement, mixed
+from colibri.frontends.recognise.recording.tape import BENDING, Call, Recording, function_name
 from colibri.frontends.recognise.routing import TOLERANCE, weigh
-from colibri.frontends.recognise.tape import BENDING, Call, Recording, function_name
 from colibri.frontends.recognise.watch import Probe
 from colibri.ir.graph import Router
 

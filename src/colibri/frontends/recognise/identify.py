@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from colibri.frontends.recognise.calls import UNITS, Calls, Rows
 from colibri.frontends.recognise.experts import Experts, ModuleExperts, OfRows, stacked
 from colibri.frontends.recognise.moe import Block, Registration, kind_of
+from colibri.frontends.recognise.recording.calls import UNITS, Calls, Rows
 from colibri.frontends.recognise.register import check
 from colibri.frontends.recognise.report import Rejected
 from colibri.frontends.recognise.search import Search

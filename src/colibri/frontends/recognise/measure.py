@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from colibri.frontends.recognise.calls import Rows, rows_of
 from colibri.frontends.recognise.experts import mixed
 from colibri.frontends.recognise.moe import Block, Mixture, extras, kind_of
+from colibri.frontends.recognise.recording.calls import Rows, rows_of
 from colibri.frontends.recognise.report import BlockFinding
 from colibri.frontends.recognise.routing import TOLERANCE, weigh
 from colibri.frontends.recognise.watch import largest

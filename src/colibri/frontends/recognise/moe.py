@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from colibri.errors import ExportError
-from colibri.frontends.recognise.calls import Rows, Turned, begins
+from colibri.frontends.recognise.recording.calls import Rows, Turned, begins
+from colibri.frontends.recognise.recording.tape import replaced
 from colibri.frontends.recognise.report import BlockFinding
-from colibri.frontends.recognise.tape import replaced
 from colibri.ir.graph import NORMALIZE, SCORES, Router
 
 torch.library.define("colibri::moe", "(Tensor x, Tensor logits, int width, int block) -> Tensor")

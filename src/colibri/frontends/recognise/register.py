@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from colibri.errors import ExportError
-from colibri.frontends.recognise.calls import Calls, Rows
 from colibri.frontends.recognise.measure import measure, sets
 from colibri.frontends.recognise.moe import Block, Mixture, Registration, kind_of
+from colibri.frontends.recognise.recording.calls import Calls, Rows
 from colibri.frontends.recognise.routing import TOLERANCE
 from colibri.ir.graph import Router
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from colibri.errors import ExportError
-from colibri.frontends.recognise.calls import Rows
 from colibri.frontends.recognise.chains import chained
 from colibri.frontends.recognise.experts import Experts, ModuleExperts, Placement
 from colibri.frontends.recognise.extremes import EPS, Extremes
 from colibri.frontends.recognise.measure import measure, sets
 from colibri.frontends.recognise.moe import Block
+from colibri.frontends.recognise.recording.calls import Rows
+from colibri.frontends.recognise.recording.tape import Recording
 from colibri.frontends.recognise.routing import ALMOST, TOLERANCE, Proposal, Seen, solve, telling_logits
-from colibri.frontends.recognise.tape import Recording
 from colibri.frontends.recognise.watch import Probe, Watched
 
 _Miss = tuple[bool, float, str]  # whether a claim is contrived, its error, and what it says

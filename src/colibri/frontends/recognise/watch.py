@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from colibri.frontends.recognise.calls import Rows, rows_of
-from colibri.frontends.recognise.common_calls import SHAPES, CommonCalls
 from colibri.frontends.recognise.moe import Mixture
-from colibri.frontends.recognise.tape import ExpertCall, Recording, function_name, refs
+from colibri.frontends.recognise.recording.calls import Rows, rows_of
+from colibri.frontends.recognise.recording.common_calls import SHAPES, CommonCalls
+from colibri.frontends.recognise.recording.tape import ExpertCall, Recording, function_name, refs
 
 ROWS = 48  # at least, of the recordings in which values are looked for
 TRIED, SIZES = 64, (0.1, 4.0, 16.0)  # of the model's own samples, and factors on random ones, to reach every expert

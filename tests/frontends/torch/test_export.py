@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: E402
 from colibri.errors import ExportError  # noqa: E402
 from colibri.frontends.torch.export import from_pt2, from_torch, register_moe  # noqa: E402
 from colibri.reference.interpreter import run  # noqa: E402
-from tests.frontends import user_moes as moes  # noqa: E402
+from tests.frontends.recognise import user_moes as moes  # noqa: E402
 from tests.frontends.sampling import sampled  # noqa: E402
 
 torch.set_num_threads(1)

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 from colibri.errors import ExportError  # noqa: E402
 from colibri.frontends.torch.export import _clear, from_torch  # noqa: E402
 from colibri.reference.interpreter import Trace, run  # noqa: E402
-from tests.frontends import moe_extra_calls as extra  # noqa: E402
-from tests.frontends.user_moes import DIM  # noqa: E402
+from tests.frontends.recognise import moe_extra_calls as extra  # noqa: E402
+from tests.frontends.recognise.user_moes import DIM  # noqa: E402
 
 torch.set_num_threads(1)
 

@@ -13,8 +13,8 @@ from colibri import exporter  # noqa: E402
 from colibri.frontends.torch.export import from_torch  # noqa: E402
 from colibri.reference.interpreter import run  # noqa: E402
 from colibri.runtime import engine  # noqa: E402
-from tests.frontends import small_models  # noqa: E402
 from tests.frontends.sampling import sampled  # noqa: E402
+from tests.frontends.torch import small_models  # noqa: E402
 
 torch.set_num_threads(1)
 

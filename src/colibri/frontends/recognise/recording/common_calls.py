@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from colibri.frontends.recognise.tape import (
+from colibri.frontends.recognise.recording.tape import (
     OVERWRITTEN,
     Call,
     CallSite,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from colibri.frontends.recognise.tape import Drive, Recording
+from colibri.frontends.recognise.recording.tape import Drive, Recording
 
 UNITS = ("token", "sample")
 

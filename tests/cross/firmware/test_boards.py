@@ -1,6 +1,6 @@
 """The smart-meter firmware on emulated boards: this machine's answers, and sizes and instructions that do not grow.
 
-After a change that is meant, `python -m tests.cross.test_firmware` writes firmware.json and the table in
+After a change that is meant, `python -m tests.cross.firmware.test_boards` writes boards.json and the table in
 examples/firmware/README.md anew.
 """
 
@@ -19,7 +19,7 @@ from colibri.format import spec
 from tests.cross.targets import firmware
 
 EXAMPLE = Path(firmware.__file__).parent
-TABLE = Path(__file__).with_name("firmware.json")
+TABLE = Path(__file__).with_name("boards.json")
 GROWTH = 1.02
 DTYPES = ("fp32", "int8")
 # What compilers of small systems are often given: nothing built in, and no unaligned loads.

@@ -14,8 +14,8 @@ from colibri.build import elf, toolchain
 from colibri.emit import c_source
 from colibri.format import spec
 from colibri.format.package import parse
+from tests.cross.firmware.test_boards import need
 from tests.cross.targets import firmware
-from tests.cross.test_firmware import need
 from tests.cross.test_targets import FLAGS
 from tests.engine.conftest import compiler, example
 

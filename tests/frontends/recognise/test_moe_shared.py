@@ -14,11 +14,11 @@ from torch import nn  # noqa: E402
 from colibri.errors import ExportError  # noqa: E402
 from colibri.frontends.torch.export import from_torch, register_moe  # noqa: E402
 from colibri.reference.interpreter import run  # noqa: E402
-from tests.frontends import moe_near_misses as near  # noqa: E402
-from tests.frontends import moe_styles as styles  # noqa: E402
-from tests.frontends import user_moes as moes  # noqa: E402
+from tests.frontends.recognise import moe_near_misses as near  # noqa: E402
+from tests.frontends.recognise import moe_styles as styles  # noqa: E402
+from tests.frontends.recognise import user_moes as moes  # noqa: E402
+from tests.frontends.recognise.user_moes import DIM  # noqa: E402
 from tests.frontends.sampling import sampled  # noqa: E402
-from tests.frontends.user_moes import DIM  # noqa: E402
 
 torch.set_num_threads(1)
 

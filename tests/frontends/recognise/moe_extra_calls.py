@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.frontends.user_moes import DIM, HIDDEN
+from tests.frontends.recognise.user_moes import DIM, HIDDEN
 
 EXPERTS, K = 4, 2
 

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from colibri.errors import ExportError  # noqa: E402
 from colibri.frontends.torch.export import from_torch  # noqa: E402
 from colibri.reference.interpreter import run  # noqa: E402
-from tests.frontends import moe_near_misses as near  # noqa: E402
-from tests.frontends import user_moes as moes  # noqa: E402
+from tests.frontends.recognise import moe_near_misses as near  # noqa: E402
+from tests.frontends.recognise import user_moes as moes  # noqa: E402
 from tests.frontends.sampling import sampled  # noqa: E402
 
 torch.set_num_threads(1)

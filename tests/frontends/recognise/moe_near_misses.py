@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.frontends.moe_styles import flat
-from tests.frontends.user_moes import DIM, Gated, Variant, experts, loop
+from tests.frontends.recognise.moe_styles import flat
+from tests.frontends.recognise.user_moes import DIM, Gated, Variant, experts, loop
 
 # --- weights ----------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """B9: a stream as firmware answers as this machine does, in little more than plain C by hand takes, and does not grow.
 
-After a change that is meant, `python -m tests.cross.test_firmware_stream` writes firmware_stream.json anew.
+After a change that is meant, `python -m tests.cross.firmware.test_stream` writes stream.json anew.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from colibri.ir.graph import Graph
 from colibri.runtime import engine
 from tests.graphs import FORMATS, linear
 
-TABLE = Path(__file__).with_name("firmware_stream.json")
+TABLE = Path(__file__).with_name("stream.json")
 GROWTH, BY_HAND = 1.02, 1.2
 FIGURES = ("flash", "ram", "stack", "instructions")
 

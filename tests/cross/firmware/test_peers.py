@@ -17,7 +17,7 @@ from colibri import exporter
 from colibri.build import targets
 from tests.cross.targets import firmware
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 METER = ROOT / "examples/smart_meter"
 BY_HAND = [v for v in compare.variants(Path("absent")) if v.source not in ("onnx.c", "emlearn.c")]
 
@@ -39,8 +39,8 @@ def test_firmware_by_hand_answers_as_the_model_does(variant: compare.Variant, wo
 
 @pytest.mark.parametrize("dtype", ["fp32", "int8"])
 def test_the_page_has_the_figures_that_are_measured(dtype: str, work: compare.Work, tmp_path: Path) -> None:
-    """B8: docs/firmware.md is written anew (benchmarks.firmware.compare --publish) when Colibri's rows change."""
-    written = (ROOT / "docs/firmware.md").read_text(encoding="utf-8")
+    """B8: docs/measured/firmware.md is written anew (compare.py --publish) when Colibri's rows change."""
+    written = (ROOT / "docs/measured/firmware.md").read_text(encoding="utf-8")
     compiler = [targets.TARGETS["cortex-m7"].compiler, "--version"]
     version = subprocess.run(compiler, capture_output=True, text=True, check=True).stdout.splitlines()[0]
     if version not in written:

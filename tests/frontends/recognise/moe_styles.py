@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.frontends.user_moes import DIM, HIDDEN, Gated, Mlp, Variant, experts, loop
+from tests.frontends.recognise.user_moes import DIM, HIDDEN, Gated, Mlp, Variant, experts, loop
 
 
 def flat(x: Tensor) -> Tensor:

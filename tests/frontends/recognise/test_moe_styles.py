@@ -16,9 +16,9 @@ from colibri import exporter  # noqa: E402
 from colibri.frontends.torch.export import from_torch  # noqa: E402
 from colibri.reference.interpreter import Trace, run  # noqa: E402
 from colibri.runtime.engine import load  # noqa: E402
-from tests.frontends import moe_near_misses as near  # noqa: E402
-from tests.frontends import moe_styles as styles  # noqa: E402
-from tests.frontends import user_moes as moes  # noqa: E402
+from tests.frontends.recognise import moe_near_misses as near  # noqa: E402
+from tests.frontends.recognise import moe_styles as styles  # noqa: E402
+from tests.frontends.recognise import user_moes as moes  # noqa: E402
 from tests.frontends.sampling import sampled  # noqa: E402
 
 torch.set_num_threads(1)

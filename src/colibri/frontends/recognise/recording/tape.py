@@ -271,7 +271,7 @@ class _Unfinished:
 def _line() -> str:
     """Where in the module's source the call being recorded stands."""
     frame = sys._getframe(1)
-    own = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+    own = (str(Path(__file__).parents[2]), str(Path(torch.__file__).parent))
     while frame.f_back is not None and frame.f_code.co_filename.startswith(own):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -29,7 +29,7 @@ from colibri.ir.weights import Deferred
 from colibri.passes import optimize
 from colibri.pipeline.context_length import set_context
 from colibri.reference.interpreter import Trace, run
-from tests.frontends.checkpoints import (
+from tests.frontends.checkpoints.variants import (
     BASES,
     CASES,
     LONG,

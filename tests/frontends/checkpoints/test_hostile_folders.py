@@ -30,8 +30,8 @@ from colibri.frontends.checkpoints.rotary import ALLOWED, COMMON, NEEDED
 from colibri.frontends.tensor_files import HEADER_BYTES, read_header
 from colibri.ir.graph import Graph
 from colibri.text.tokenizer import copy_files
-from tests.frontends.checkpoints import make
-from tests.frontends.test_checkpoints import edit, refuses, retensor
+from tests.frontends.checkpoints.test_checkpoints import edit, refuses, retensor
+from tests.frontends.checkpoints.variants import make
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
 

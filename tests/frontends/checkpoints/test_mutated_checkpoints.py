@@ -20,8 +20,8 @@ import colibri
 from colibri.cli.app import app
 from colibri.pipeline import language as language_export
 from colibri.pipeline import stages
-from tests.frontends import mutations
-from tests.frontends.checkpoints import VARIANTS, VOCABULARY, make
+from tests.frontends.checkpoints import mutations
+from tests.frontends.checkpoints.variants import VARIANTS, VOCABULARY, make
 
 FAMILIES = {"mixtral": "yarn", "deepseek_v3": "groups", "gpt_oss": "", "switch_transformers": "",
             "hunyuan_v1_moe": "alpha",
