@@ -57,7 +57,7 @@ int colibri_get_num_experts(const uint8_t *model_bin) {
 }
 
 /* Whether a text that has come to `position` has room for more tokens. */
-static inline int has_room(const colibri_context_t *ctx, uint32_t position, uint32_t more) {
+FORCE_INLINE int has_room(const colibri_context_t *ctx, uint32_t position, uint32_t more) {
     const uint32_t most = ctx->context_tokens;
     return position <= most && more <= most - position && ctx->source <= most;
 }

@@ -78,7 +78,7 @@
 #define CLB_SCALAR (CLB_PANEL == 1u) /* loops over lanes gain nothing, and a call to memcpy costs */
 
 /* What lies there. */
-static inline const void *clb_at(const uint8_t *bytes, uint64_t offset) { return bytes + offset; }
+FORCE_INLINE const void *clb_at(const uint8_t *bytes, uint64_t offset) { return bytes + offset; }
 
 /* A model whose structure has been proven; every pointer looks into the caller's read-only
  * bytes. */
@@ -241,13 +241,13 @@ CLB_WALK const float *clb_locate(const clb_operand *v, const clb_frame *frame,
 
 /* Likewise of what an operation writes: only what the validator has found to be written is written
  * through this. */
-static inline float *clb_out_row(const clb_op *op, const clb_frame *frame, size_t sample,
-                                 size_t row) {
+FORCE_INLINE float *clb_out_row(const clb_op *op, const clb_frame *frame, size_t sample,
+                                size_t row) {
     return (float *)(uintptr_t)clb_locate(&op->out, frame, NULL, sample, row);
 }
 
 /* The memory for an operation's own use. */
-static inline void *clb_work_at(const clb_op *op, const clb_frame *frame) {
+FORCE_INLINE void *clb_work_at(const clb_op *op, const clb_frame *frame) {
     return frame->arena + op->work.offset;
 }
 

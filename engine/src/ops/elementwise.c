@@ -48,7 +48,7 @@ CLB_STATIC_WALK void map_row(const clb_kernels *kernels, const clb_op *op, const
 }
 
 /* Where a row has the innermost row (i, j, k). */
-static inline size_t place_of(const uint32_t *strides, size_t i, size_t j, size_t k) {
+FORCE_INLINE size_t place_of(const uint32_t *strides, size_t i, size_t j, size_t k) {
     return i * strides[0] + j * strides[1] + k * strides[2];
 }
 
