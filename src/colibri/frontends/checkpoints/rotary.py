@@ -69,7 +69,7 @@ class Rotary:
         return spec.LIMIT
 
     def table(self, dim: int) -> Array:
-        """(positions, 2 · half) float32, cosines, then sines, for heads of `dim` elements; `partial` is the rotated share."""
+        """(positions, 2 · half) float32: cosines, sines; for heads of size `dim`; `partial` is their rotated share."""
         turned = int(dim * self.partial)
         if turned < 2 or turned % 2:
             raise ExportError(
