@@ -40,7 +40,7 @@ def emlearn(weights: Weights, folder: Path) -> None:
 
 
 def onnx_dense(weights: Weights, folder: Path) -> None:
-    """All experts, of which a mask keeps the chosen one's output: what the operators without control flow allow."""
+    """All experts, with a mask that keeps the chosen one's output: operators without control flow allow no more."""
     nodes = [*_gate(), ("ReduceMax", ["scores"], ["best"], {"axes": [1], "keepdims": 1}),
              ("Equal", ["scores", "best"], ["is_best"], {}), ("Cast", ["is_best"], ["mask"], {"to": 1}),
              ("Mul", ["mask", "scores"], ["share"], {})]  # fmt: skip

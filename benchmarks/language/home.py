@@ -70,7 +70,7 @@ def require_quiet(anyway: bool) -> None:
 
 
 class Busy:
-    """What the processors did between two moments: shares of stolen time (the host's other guests) and of load."""
+    """Processor use between two points in time: shares of stolen time (the host's other guests) and of load."""
 
     def __init__(self) -> None:
         self._begin, self.load = _ticks(), os.getloadavg()[0]

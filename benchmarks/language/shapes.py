@@ -64,6 +64,6 @@ def weights(config: Config) -> int:
 
 
 def prefill_macs(config: Config, tokens: int) -> int:
-    """Products with weights where a text of so many tokens is evaluated, and the logits of its last one."""
+    """Products with weights for a text of this many tokens, and the logits of its last one."""
     each = config["num_hidden_layers"] * _layer(config, config["num_experts_per_tok"])
     return int(tokens * each + config["vocab_size"] * config["hidden_size"])

@@ -176,7 +176,7 @@ def switching(size: Size, count: int = 16) -> tuple[Array, Array, float]:
 
 
 def alike(size: Size, batch: int) -> tuple[Array, Array]:
-    """Rows (count, batch, d) of which each input visits the same experts with all its rows; the same with one row.
+    """Rows (count, batch, d); all rows of an input visit the same experts; the same with one row.
 
     A row is repeated with a little noise, and rows near a tie are passed over.
     """

@@ -91,7 +91,7 @@ def write_large(path: Path) -> None:
 
 
 def write_switch(path: Path, megabytes: int, batch: int) -> None:
-    """Two layers of experts, of which every row takes the first; the others are there to keep these 4 MB apart."""
+    """Two layers of experts; every row takes the first; the others are there to keep these 4 MB apart."""
     from colibri import exporter
     from colibri.ir.graph import Graph, Router
 
@@ -171,7 +171,7 @@ def policies(limit: int) -> dict[str, tuple[str, int]]:
 
 
 def larger_than_memory(driver: Path, folder: Path, limit: int, tokens: int, rounds: int) -> str:
-    """The table of policies, in turn so that a slow moment meets them all."""
+    """The table of policies, interleaved so that a disturbance affects all of them."""
     model, x = folder / "large.bin", folder / "large.f32"
     if not model.exists():
         write_large(model)

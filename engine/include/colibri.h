@@ -7,7 +7,7 @@
  *
  * One context belongs to one thread (or interrupt level) at a time; any number of contexts may
  * share a model. The same model and input give the same bits on every target, in every batch
- * position. Looking at models and errors more closely is in colibri_inspect.h. */
+ * position. colibri_inspect.h has functions that examine models and errors. */
 #ifndef COLIBRI_H
 #define COLIBRI_H
 
@@ -26,8 +26,7 @@ extern "C" {
 #define COLIBRI_API
 #endif
 
-/* What can go wrong. docs/guide.md lists the same; colibri_error_text() gives the sentence at run
- * time. */
+/* Error codes, also listed in docs/guide.md; colibri_error_text() returns the sentence at run time. */
 enum colibri_error {
     /* generated: errors */
     /* no error */
@@ -142,88 +141,88 @@ enum colibri_error {
 /* Called once for each MoE layer of each colibri_forward, after routing and before the experts run.
  *   layer    0 … layers-1, in the order they run
  *   experts  chosen experts, shape (tokens, k), each 0 … experts-1, best first, or -1 where a
- *            capacity was full and the choice finds no expert; where experts were pruned on
- *            request, the field `index` of the file's expert directory has their numbers in the
- *            original model
+ *            capacity was full and the choice was dropped; if experts were pruned on request,
+ *            the field `index` of the file's expert directory has their numbers in the original
+ *            model
  *   tokens   rows routed: batch_size times the tokens of a sample
- * A hook must return, and may not use the context: a colibri_forward within one does nothing but
- * set the status to COLIBRI_ERR_BUSY. What it leaves in the floating-point control word does not
- * reach the results. */
+ * A hook must return and may not use the context: a colibri_forward inside a hook only sets the
+ * status to COLIBRI_ERR_BUSY. A hook may change the floating-point control word; this does not
+ * affect the results. */
 typedef void colibri_route_hook(void *user, int layer, const int32_t *experts, int tokens, int k);
 
-/* A parallel loop of the caller's: call task(arg, i) once for every i below `count`, on any threads
- * in any order, and return when all are done. The results do not depend on how the work is
- * spread. */
+/* The caller's parallel loop: call task(arg, i) once for every i below `count`, on any threads in
+ * any order, and return when all are done. The results do not depend on how the work is
+ * distributed. */
 typedef void colibri_parallel_hook(void *user, void (*task)(void *arg, uint32_t index), void *arg,
                                    uint32_t count);
 
-/* The head of the memory block given to colibri_init. The caller may read all of it and may set the
- * hooks and their users after colibri_init. */
+/* The head of the memory block given to colibri_init. The caller may read all fields, and may set
+ * the hooks and their user pointers after colibri_init. */
 typedef struct colibri_context {
     int32_t
         /* enum colibri_error: result of the last colibri_forward; COLIBRI_OK after colibri_init */
         status;
-    int32_t max_batch;    /* largest batch_size */
-    uint32_t input_size;  /* floats of one input row: the model's inputs one after another */
-    uint32_t output_size; /* floats of one output row: the model's outputs one after another */
-    colibri_route_hook *on_route;    /* NULL: none */
-    void *user;                      /* handed to on_route */
-    const uint8_t *model;            /* the model this context runs; NULL once freed */
+    int32_t max_batch;            /* largest batch_size */
+    uint32_t input_size;          /* floats of one input row: the model's inputs concatenated */
+    uint32_t output_size;         /* floats of one output row: the model's outputs concatenated */
+    colibri_route_hook *on_route; /* NULL: none */
+    void *user;                   /* passed to on_route */
+    const uint8_t *model;         /* the model this context runs; NULL once freed */
     colibri_parallel_hook *parallel; /* NULL: the calling thread does all the work */
-    void *parallel_user;             /* handed to parallel */
-    const void *kernels;             /* the engine's own: what this processor runs best */
+    void *parallel_user;             /* passed to parallel */
+    const void *kernels;             /* internal: the kernels for this processor */
     uint32_t
-        /* of a language model, tokens of the text run so far; a caller may set it to 0 for a new
-         * text */
+        /* language models: tokens of the text evaluated so far; set it to 0 for a new text */
         position;
-    uint32_t context_tokens; /* most tokens of a text; 0: rows have nothing to do with each other */
+    uint32_t context_tokens; /* most tokens of a text; 0: rows are independent */
     int32_t tail;            /* output rows wanted, the last ones of a batch; 0: all */
     uint32_t
-        /* of an encoder-decoder model, tokens of the source text; 0: the next run reads it, and
-         * writes no output */
+        /* encoder-decoder models: tokens of the source text; 0: the next run reads it and writes
+         * no output */
         source;
-    uint32_t seal; /* the engine's own: goes with what above must stay as colibri_init left it */
-    int32_t busy;  /* the engine's own: colibri_forward runs */
+    uint32_t seal; /* internal: checksum of the fields that may not change after colibri_init */
+    int32_t busy;  /* internal: colibri_forward is running */
 } colibri_context_t;
 
 /* Prepare a context inside `mem`.
- *   mem        64-byte aligned, stays the caller's; must outlive the context and not move; all but
- *              attention's caches is cleared, so that nothing that lay there can reach an output
+ *   mem        64-byte aligned, owned by the caller; must outlive the context and not move; all of
+ *              it but attention's caches is cleared, so its old content cannot reach an output
  *   mem_size   bytes of it, at least colibri_model_size(model_bin)
- *   model_bin  64-byte aligned, must outlive the context and not change: the whole file's structure
- *              is proven here, so that colibri_forward needs no checks. Reads within the size the
- *              header states: check a file's length with colibri_check first.
- * Returns the context, or NULL; colibri_diagnose (colibri_inspect.h) says why for the same
+ *   model_bin  64-byte aligned, must outlive the context and not change: the structure of the whole
+ *              file is validated here, so colibri_forward needs no checks. Reads up to the size in
+ *              the header: check a file's length with colibri_check first.
+ * Returns the context, or NULL; colibri_diagnose (colibri_inspect.h) returns the reason for the same
  * arguments. */
 COLIBRI_API colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin);
 
 /* Run the model on `batch_size` rows.
- *   input   float32, shape (batch_size, ctx->input_size), at a multiple of 4 bytes
- *   output  float32, shape (batch_size, ctx->output_size), the same; must not overlap `input`
+ *   input   float32, row-major, shape (batch_size, ctx->input_size), aligned to 4 bytes
+ *   output  float32, row-major, shape (batch_size, ctx->output_size), aligned to 4 bytes; must not
+ *           overlap `input`
  *   batch_size  1 … ctx->max_batch
- * Sets ctx->status. On misuse (COLIBRI_ERR_NULL, COLIBRI_ERR_BATCH, COLIBRI_ERR_MISALIGNED,
- * COLIBRI_ERR_BUSY) the output is left untouched, and where this build or machine does not compute
- * as IEEE 754 says (COLIBRI_ERR_ARITHMETIC), or what no caller may set in the context's head has
- * changed (COLIBRI_ERR_DAMAGED); a null or freed ctx does nothing. Sets the floating-point control
- * word for itself where it is not the standard one, and gives it back. NaN and infinity in the
- * input follow IEEE 754; a router counts a NaN logit as the lowest; a NaN in the output is always
- * 0x7FC00000. Makes no system call, bounded stack: usable in an interrupt handler where the
- * processor saves the floating-point registers by itself, or the handler does. A Cortex-M with an
- * FPU saves them with FPCCR.ASPEN and LSPEN as they are after reset; with ASPEN off the interrupted
- * code computes wrong numbers. */
+ * Sets ctx->status. On an error the output is not written:
+ *   COLIBRI_ERR_NULL, _BATCH, _MISALIGNED, _BUSY  misuse
+ *   COLIBRI_ERR_ARITHMETIC  this build or machine does not follow IEEE 754
+ *   COLIBRI_ERR_DAMAGED     a field of the context's head that no caller may set has changed
+ * A null or freed ctx does nothing. If the floating-point control word is not the standard one, it
+ * is set during the call and restored. NaN and infinity in the input follow IEEE 754; a router
+ * treats a NaN logit as the lowest; a NaN in the output is always 0x7FC00000. No system call,
+ * bounded stack: usable in an interrupt handler if the processor or the handler saves the
+ * floating-point registers. A Cortex-M with an FPU saves them with the reset values of FPCCR.ASPEN
+ * and LSPEN; with ASPEN off the interrupted code computes wrong numbers. */
 COLIBRI_API void colibri_forward(colibri_context_t *ctx, const float *input, float *output,
                                  int batch_size);
 
-/* End the context: later colibri_forward calls do nothing. Releases nothing, for nothing was
- * acquired; NULL is fine. */
+/* End the context: later colibri_forward calls do nothing. There is nothing to release; NULL is
+ * allowed. */
 COLIBRI_API void colibri_free(colibri_context_t *ctx);
 
-/* Exact bytes of memory a context of this model needs; 0 where the pointer or the header is not
+/* Bytes of memory that a context of this model needs, exactly; 0 if the pointer or the header is not
  * valid. */
 COLIBRI_API size_t colibri_model_size(const uint8_t *model_bin);
 
-/* Number of experts in all MoE layers together; -(enum colibri_error) where the pointer or the
- * header is not valid. */
+/* Number of experts in all MoE layers together; -(enum colibri_error) if the pointer or the header
+ * is not valid. */
 COLIBRI_API int colibri_get_num_experts(const uint8_t *model_bin);
 
 #ifdef __cplusplus

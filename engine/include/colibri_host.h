@@ -1,8 +1,7 @@
 /* Colibri, optional, for hosts: a thread pool for colibri_context_t.parallel (POSIX threads), and
- * on Linux model files mapped into memory, with experts fetched ahead, locked and released. In its
- * own library, libcolibri_host.a, to be linked before libcolibri; the engine knows nothing of it.
- * No heap: what lives longer than a call is in the caller's memory. docs/memory.md says which of it
- * pays, and when. */
+ * on Linux memory-mapped model files with experts prefetched, locked and released. A separate
+ * library, libcolibri_host.a, linked before libcolibri; the engine does not depend on it. No heap:
+ * all state is in the caller's memory. docs/memory.md says which functions pay off, and when. */
 #ifndef COLIBRI_HOST_H
 #define COLIBRI_HOST_H
 
@@ -23,19 +22,19 @@ extern "C" {
 
 #define COLIBRI_POOL_MOST 64 /* threads of a pool, the caller's included */
 
-/* A pool's memory, the caller's; 8-byte aligned; must not move. The content is the pool's own. */
+/* A pool's memory, owned by the caller; 8-byte aligned; must not move. The content is private. */
 typedef struct colibri_pool {
     uint64_t words[256];
 } colibri_pool_t;
 
-/* Start threads - 1 workers; 0 means as many threads as this process may use processors, and no
- * more are ever started. Returns the threads the pool has, the caller's included: 1 where no worker
- * could be started. Workers wait spinning for a few microseconds, then asleep. */
+/* Start threads - 1 workers. 0 means one thread for each processor this process may use, which is
+ * also the upper limit. Returns the pool's threads, the caller's included: 1 if no worker could be
+ * started. Idle workers spin for a few microseconds, then sleep. */
 COLIBRI_API int colibri_pool_start(colibri_pool_t *pool, int threads);
 
 /* A colibri_parallel_hook; `user` is the pool. Several contexts may share a pool: while one uses
- * it, the others' work is done by their own threads alone. In a child after fork, which has no
- * workers, the caller does all the work. */
+ * it, the others run on their own threads alone. A child process after fork has no workers: the
+ * caller does all the work. */
 COLIBRI_API void colibri_pool_run(void *user, void (*task)(void *arg, uint32_t index), void *arg,
                                   uint32_t count);
 
@@ -66,42 +65,42 @@ enum colibri_map_options {
         4 /* leave SIGBUS alone: reading a page that the file has lost ends the process */
 };
 
-/* A map's memory, the caller's; 8-byte aligned; must not move. The content is the map's own. */
+/* A map's memory, owned by the caller; 8-byte aligned; must not move. The content is private. */
 typedef struct colibri_map {
     uint64_t words[16];
 } colibri_map_t;
 
 /* Map the model file at `path`. `options` are enum colibri_map_options, added up. Returns
- * COLIBRI_OK or why not: then nothing is mapped or open; after COLIBRI_ERR_OPEN_FAILED and
- * COLIBRI_ERR_MMAP_FAILED errno says more.
+ * COLIBRI_OK, or an error; then nothing is mapped or open. After COLIBRI_ERR_OPEN_FAILED and
+ * COLIBRI_ERR_MMAP_FAILED errno has the cause.
  *
- * The guard is a handler of SIGBUS, installed with the first guarded map of the process and removed
- * with the last. A page that the file has lost, or the medium cannot read, then reads as zeros and
- * colibri_map_status says so; a fault anywhere else goes to the handler that was there before. At
- * most 64 guarded maps at a time. */
+ * The guard is a SIGBUS handler, installed with the first guarded map of the process and removed
+ * with the last. A page that was truncated or that the medium cannot read then reads as zeros, and
+ * colibri_map_status reports it; faults at other addresses go to the previous handler. At most 64
+ * guarded maps at a time. */
 COLIBRI_API int colibri_map_open(colibri_map_t *map, const char *path, int options);
 
-/* The model, for colibri_init; NULL where nothing is mapped. */
+/* The model, for colibri_init; NULL if nothing is mapped. */
 COLIBRI_API const uint8_t *colibri_map_model(const colibri_map_t *map);
 
-/* Ask after a forward and before its output is used: COLIBRI_OK; COLIBRI_ERR_TRUNCATED,
+/* Call after a forward, before its output is used: COLIBRI_OK; COLIBRI_ERR_TRUNCATED,
  * COLIBRI_ERR_READ_FAILED: weights were or may have been read as zeros; COLIBRI_ERR_CHANGED: the
  * file was written to since it was opened, so a forward may have read either content. One system
  * call. */
 COLIBRI_API int colibri_map_status(const colibri_map_t *map);
 
-/* Unmap. Prefetching is stopped, and nobody uses the model any more. */
+/* Unmap. Stop prefetching first; the model must no longer be in use. */
 COLIBRI_API void colibri_map_close(colibri_map_t *map);
 
-/* How far a call came through its list of experts. */
+/* How much of its list of experts a call has processed. */
 typedef struct colibri_progress {
-    int32_t experts; /* the first so many of the list are done */
-    uint64_t bytes;  /* theirs, in whole pages */
+    int32_t experts; /* experts done, from the start of the list */
+    uint64_t bytes;  /* their bytes, in whole pages */
 } colibri_progress_t;
 
 /* Experts below are numbered as in the expert directory, 0 … colibri_get_num_experts() - 1: layer
- * after layer, in the order the layers run. Calls work through the list, stop at the first failure
- * and say how far they came; `done` may be NULL. */
+ * after layer, in the order the layers run. Calls process the list in order, stop at the first
+ * failure and report their progress; `done` may be NULL. */
 
 /* Read experts and keep them in memory (mlock). COLIBRI_ERR_LOCK_LIMIT: RLIMIT_MEMLOCK, often 8 MB,
  * allows no more. */
@@ -110,9 +109,9 @@ COLIBRI_API int colibri_map_lock(colibri_map_t *map, const int32_t *experts, int
 COLIBRI_API int colibri_map_unlock(colibri_map_t *map, const int32_t *experts, int count,
                                    colibri_progress_t *done);
 
-/* Give back the memory of experts that will not be used for some time; the next use reads them
- * again. The page cache gives up what nobody maps in blocks of up to 2 MB: a block may stay for the
- * sake of a neighbour, or take along one that is cached but not mapped. Locked experts are refused:
+/* Release the memory of experts that will not be used for some time; the next use reads them again.
+ * The page cache frees unmapped memory in blocks of up to 2 MB: a block may stay because of a mapped
+ * neighbour, or free a neighbour that is cached but not mapped. Locked experts are refused:
  * COLIBRI_ERR_RELEASE_FAILED. */
 COLIBRI_API int colibri_map_release(colibri_map_t *map, const int32_t *experts, int count,
                                     colibri_progress_t *done);
@@ -122,7 +121,7 @@ COLIBRI_API int colibri_map_release(colibri_map_t *map, const int32_t *experts, 
  * /proc/self/smaps says how many there are. */
 COLIBRI_API int colibri_map_huge_pages(colibri_map_t *map);
 
-/* --- experts fetched ahead, by threads of their own ---
+/* --- prefetching of experts, by separate threads ---
  *
  *     static colibri_prefetch_t prefetch;
  *     colibri_prefetch_start(&prefetch, &map, 1);
@@ -133,22 +132,22 @@ COLIBRI_API int colibri_map_huge_pages(colibri_map_t *map);
 
 #define COLIBRI_PREFETCH_MOST 8 /* threads */
 
-/* A prefetcher's memory, the caller's; 8-byte aligned; must not move. The content is the
- * prefetcher's own. */
+/* A prefetcher's memory, owned by the caller; 8-byte aligned; must not move. The content is
+ * private. */
 typedef struct colibri_prefetch {
     uint64_t words[384];
 } colibri_prefetch_t;
 
-/* Start 1 … COLIBRI_PREFETCH_MOST threads that read announced experts into memory. They look for
- * announcements every 50 µs, after a tenth of a second without any every millisecond. All threads
- * start, or none. Meanwhile a page fault on an expert reads one page and not those behind it:
- * announce every expert, or start nothing. One prefetcher a map. */
+/* Start 1 … COLIBRI_PREFETCH_MOST threads that read announced experts into memory. They poll for
+ * announcements every 50 µs, and every millisecond after 0.1 s without any. All threads start, or
+ * none. While they run, a page fault on an expert reads one page without read-ahead: announce every
+ * expert, or do not start a prefetcher. One prefetcher per map. */
 COLIBRI_API int colibri_prefetch_start(colibri_prefetch_t *prefetch, colibri_map_t *map,
                                        int threads);
 
 /* A colibri_route_hook; `user` is the prefetcher, which serves one context (or one thread) at a
- * time. Makes no system call: what finds no room among 256 waiting experts is dropped, and read
- * when it is used. */
+ * time. Makes no system call. At most 256 experts wait; further ones are dropped, and read when
+ * they are used. */
 COLIBRI_API void colibri_prefetch_announce(void *user, int layer, const int32_t *experts,
                                            int tokens, int k);
 
@@ -160,7 +159,7 @@ COLIBRI_API void colibri_prefetch_experts(colibri_prefetch_t *prefetch, const in
 /* What has happened since the start. */
 typedef struct colibri_prefetch_counts {
     uint64_t announced,
-        dropped;   /* experts, each once a call; dropped: of those, for want of room */
+        dropped; /* experts, each once per call; dropped: those of them that found the queue full */
     uint64_t late; /* experts still waiting or being read when the next announcement came */
     /* announced experts found whole in memory, or not. Linux tells only those who own the file or
      * may write to it; to others everything is a hit */
@@ -168,7 +167,7 @@ typedef struct colibri_prefetch_counts {
     uint64_t bytes;    /* of pages that were not in memory */
     uint64_t failures; /* the system did not read ahead: see colibri_map_status */
     uint64_t
-        /* spent on misses: divided by them, how long before its use an expert must be announced */
+        /* spent on misses; nanoseconds / misses: how early an expert must be announced */
         nanoseconds;
     uint64_t faults; /* pages the rest of this process waited for (major faults) */
 } colibri_prefetch_counts_t;
@@ -176,7 +175,7 @@ typedef struct colibri_prefetch_counts {
 COLIBRI_API void colibri_prefetch_count(const colibri_prefetch_t *prefetch,
                                         colibri_prefetch_counts_t *counts);
 
-/* Drop what waits, end the threads and wait for them. */
+/* Drop waiting experts, end the threads and wait for them. */
 COLIBRI_API void colibri_prefetch_stop(colibri_prefetch_t *prefetch);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
-/* Colibri, optional: a ring that hands over pointers from one thread to several, without locks,
- * copies or system calls: tokens to the threads that run experts, experts to the threads that fetch
- * them. Header only, C11 or C++11; the engine knows nothing of it.
+/* Colibri, optional: a lock-free single-producer, multiple-consumer ring of pointers, without copies
+ * or system calls: tokens for threads that run experts, experts for threads that prefetch them.
+ * Header only, C11 or C++11; the engine does not depend on it.
  *
  *     static colibri_ring_slot slots[256];
  *     colibri_ring_t ring;
@@ -8,13 +8,13 @@
  *     if (!colibri_ring_push(&ring, token)) { … } // the one producer: full, so do the work here
  *     while ((token = colibri_ring_pop(&ring))) { … }     // any number of consumers
  *
- * What the producer wrote before the push, a consumer sees after the pop. Results come back the
- * same way, through a ring each consumer is the producer of. Every pointer comes out once; each
- * consumer gets its own in the order of the pushes. Neither side ever waits for the other: a
- * producer or consumer that stops amid a call stops nobody else.
+ * A consumer sees after the pop what the producer wrote before the push. Results return through
+ * further rings, with each consumer as the producer of one. Every pointer is popped once; each
+ * consumer gets its pointers in the order of the pushes. Neither side waits for the other: a thread
+ * that stops in the middle of a call blocks no other.
  *
- * COLIBRI_RING_SINGLE, or a compiler without atomics, makes plain loads and stores of it: for one
- * thread. */
+ * With COLIBRI_RING_SINGLE, or a compiler without atomics, it uses plain loads and stores: for one
+ * thread only. */
 #ifndef COLIBRI_RING_H
 #define COLIBRI_RING_H
 
@@ -52,18 +52,18 @@ typedef _Atomic(void *) colibri_ring_slot;
                                             memory_order_acquire)
 #endif
 
-/* The caller's; must not move while in use. Fields are the ring's own. Both counts run on and wrap
- * around: a consumer would have to sleep amid a pop through exactly 2^32 others to be mistaken. */
+/* Owned by the caller; must not move while in use. Fields are private. Both counts wrap around: a
+ * consumer errs only if exactly 2^32 other pops happen during one of its pops. */
 typedef struct colibri_ring {
     colibri_ring_count pushed; /* by the producer */
-    uint8_t apart[60];         /* the two ends on cache lines of their own */
+    uint8_t apart[60];         /* padding: the two ends are on separate cache lines */
     colibri_ring_count popped; /* by all consumers */
     uint32_t count;
     colibri_ring_slot *slots;
 } colibri_ring_t;
 
-/* An empty ring of `count` pointers: a power of two, 1 … 2^31. `slots` must live as long. Before
- * any thread uses it. */
+/* Initialise an empty ring of `count` pointers, a power of two, 1 … 2^31. `slots` must live as long
+ * as the ring. Call before any thread uses it. */
 static inline void colibri_ring_init(colibri_ring_t *ring, colibri_ring_slot *slots,
                                      uint32_t count) {
     ring->count = count;
@@ -72,7 +72,7 @@ static inline void colibri_ring_init(colibri_ring_t *ring, colibri_ring_slot *sl
     COLIBRI_RING_STORE(&ring->popped, 0, relaxed);
 }
 
-/* Hand over `pointer`, not NULL. One thread at a time. Returns 0 where the ring is full. */
+/* Push `pointer`, not NULL. One thread at a time. Returns 0 if the ring is full. */
 static inline int colibri_ring_push(colibri_ring_t *ring, void *pointer) {
     const uint32_t pushed = COLIBRI_RING_LOAD(&ring->pushed, relaxed);
     /* acquire: whoever took the slot's old pointer has done so before it is overwritten */
@@ -82,11 +82,12 @@ static inline int colibri_ring_push(colibri_ring_t *ring, void *pointer) {
     return 1;
 }
 
-/* The oldest pointer, or NULL where the ring is empty. */
+/* Pop the oldest pointer, or NULL if the ring is empty. */
 static inline void *colibri_ring_pop(colibri_ring_t *ring) {
     uint32_t popped = COLIBRI_RING_LOAD(&ring->popped, acquire);
     while (popped != COLIBRI_RING_LOAD(&ring->pushed, acquire)) {
-        /* May be another's by now, even overwritten: then the replacement fails. */
+        /* Another consumer may have taken it, or the producer overwritten it: then the replacement
+         * fails. */
         void *pointer = COLIBRI_RING_LOAD(&ring->slots[popped & (ring->count - 1)], relaxed);
         if (COLIBRI_RING_REPLACE(&ring->popped, &popped, popped + 1)) return pointer;
     }

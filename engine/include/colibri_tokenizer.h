@@ -1,5 +1,5 @@
 /* Colibri, optional: text to token ids and back, from the tokenizer.bin that colibri.text.tokenizer
- * writes in Python. In its own library, libcolibri_lm.a. The same ids as the `tokenizers` library
+ * writes in Python. A separate library, libcolibri_lm.a. The same ids as the `tokenizers` library
  * in Python. No heap, no state, no system call.
  *
  *     colibri_tokenizer_t t;
@@ -7,8 +7,8 @@
  *     colibri_tokenizer_encode(&t, text, bytes, COLIBRI_TOKENIZER_TEMPLATE, ids, room, &count,
  *                              scratch, sizeof scratch);
  *
- * An open tokenizer is only read: any number of threads may share one, each with scratch memory of
- * its own. */
+ * An open tokenizer is only read: any number of threads may share one, each with its own scratch
+ * memory. */
 #ifndef COLIBRI_TOKENIZER_H
 #define COLIBRI_TOKENIZER_H
 
@@ -18,17 +18,17 @@
 extern "C" {
 #endif
 
-/* An open tokenizer: where the parts of tokenizer.bin are. */
+/* An open tokenizer: pointers to the parts of tokenizer.bin. */
 typedef struct {
     uint64_t opaque[48];
 } colibri_tokenizer_t;
 
-/* Options, to be added together. */
+/* Option bits. */
 enum colibri_tokenizer_option {
     COLIBRI_TOKENIZER_TEMPLATE =
-        1, /* encode: add what the model expects around a text, such as BOS */
+        1, /* encode: add the tokens the model expects around a text, such as BOS */
     COLIBRI_TOKENIZER_SPECIAL =
-        2, /* encode: take special tokens where the text spells them. Not for text of users */
+        2, /* encode: recognise special tokens in the text. Not for untrusted text */
     COLIBRI_TOKENIZER_SKIP_SPECIAL = 4, /* decode: leave special tokens out */
     /* decode: the ids follow others that gave text (a special token that is left out gives none),
      * so that the first one's space is kept */
@@ -59,8 +59,8 @@ COLIBRI_API int colibri_tokenizer_encode(const colibri_tokenizer_t *t, const cha
                                          size_t *count, void *scratch, size_t scratch_bytes);
 
 /* Ids to bytes. A character may begin in one token and end in another: pass on what
- * colibri_utf8_complete counts. An id without a token, of which a model may have logits, has no
- * bytes; a negative one is COLIBRI_ERR_TOKEN.
+ * colibri_utf8_complete counts. An id without a token has no bytes (a model may have
+ * logits for it); a negative one is COLIBRI_ERR_TOKEN.
  *   out    room for `room` bytes, not ended with a zero
  *   bytes  the number of bytes the ids have, also where that is more than `room`
  * COLIBRI_OK, COLIBRI_ERR_NULL, COLIBRI_ERR_TOKEN, or COLIBRI_ERR_OUTPUT where bytes is more than
@@ -69,13 +69,13 @@ COLIBRI_API int colibri_tokenizer_decode(const colibri_tokenizer_t *t, const int
                                          size_t count, int options, char *out, size_t room,
                                          size_t *bytes);
 
-/* How many of `bytes` bytes to print now: all but a last character that is not yet complete. */
+/* How many of `bytes` bytes can be printed: all but an incomplete last character. */
 COLIBRI_API size_t colibri_utf8_complete(const char *text, size_t bytes);
 
-/* The tokens' ids are 0 to this number - 1. */
+/* The number of ids: they are 0 to this number - 1. */
 COLIBRI_API int32_t colibri_tokenizer_vocabulary(const colibri_tokenizer_t *t);
 
-/* The id that begins a text, -1 where there is none; whether an id ends the generated text; whether
+/* The id that begins a text, or -1; whether an id ends the generated text; whether
  * COLIBRI_TOKENIZER_SKIP_SPECIAL leaves it out: it is special, or no token has it. */
 COLIBRI_API int32_t colibri_tokenizer_bos(const colibri_tokenizer_t *t);
 COLIBRI_API int colibri_tokenizer_ends(const colibri_tokenizer_t *t, int32_t id);

@@ -12,7 +12,7 @@
 
 /* What the calls of one model share, a tuple: the arguments of `caller`. */
 enum {
-    CONTEXTS,  /* list of the contexts nobody uses: tuples that begin with the address */
+    CONTEXTS,  /* list of unused contexts: tuples that begin with the address */
     MAX_BATCH, /* 0: the general path takes every call */
     SHAPE,     /* of an input row */
     RESULT,    /* of an output row */

@@ -69,7 +69,7 @@ def export(
     a task metric of the outputs, for the report.
 
     prune: "proven" takes out experts that no input can choose, which keeps every bit; "unused" also those that
-    `calibration` never chooses; "none" takes out none. prune_experts: (layer, expert) pairs to take out besides. The
+    `calibration` never chooses; "none" takes out none. prune_experts: more (layer, expert) pairs to remove. The
     report says what went, why, and what that changed.
 
     expert_align: bytes each expert is aligned to in model.bin; by default a page, or with `firmware` the 64 that flash

@@ -133,7 +133,7 @@ ERRORS = [
     (["advise", "{int8}", "--trace", "{test}"], "is no trace"),
     (["advise", "{int8}", "--trace", "{short}"], "record more"),
     (["advise", "{int8}", "--trace", "{other}"], "2 MoE layers"),
-    (["advise", "{int8}", "--trace", "{short}", "--budget", "lots"], "is no size"),
+    (["advise", "{int8}", "--trace", "{short}", "--budget", "lots"], "is not a size"),
 ]
 
 

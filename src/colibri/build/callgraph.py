@@ -1,6 +1,6 @@
 """The worst-case stack, from the call graphs that gcc writes; imports nothing but the standard library.
 
-Every function's own frame and callees are in the .ci file beside its object, written under FLAGS. Calls through a
+Every function's own frame and callees are in the .ci file next to its object, written under FLAGS. Calls through a
 pointer have no target there: `indirect` names them by the file in which the call is written. What operations call, or
 is called of them, is read from the engine's tables and sources; the rest is in INDIRECT and PROVEN, which
 tests/build/test_pointer_calls.py checks.

@@ -98,7 +98,7 @@ class Built:
 
 
 def engine_directory() -> Path:
-    """The engine's sources: beside the package where it is installed, in the repository where it is not."""
+    """The engine's sources: next to the installed package, or in the repository."""
     installed = Path(__file__).parents[1] / "engine_source"
     return installed if installed.is_dir() else Path(__file__).resolve().parents[3] / "engine"
 
@@ -138,7 +138,7 @@ def _split(command: str) -> tuple[str, ...]:
 
 
 def _headers(target: Target, zig: bool = False) -> tuple[str, ...]:
-    """The flag for headers of its own where the compiler has no C library's."""
+    """The flag for bundled headers if the compiler has no C library."""
     bare = target.system == "wasm" or (zig and target.system == "bare")
     return (f"-I{engine_directory() / 'freestanding'}",) if bare else ()
 

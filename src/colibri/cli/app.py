@@ -80,17 +80,17 @@ def _colibri(
 
 Stage = Enum("Stage", {name: name for name in stages.NAMES})  # type: ignore[misc]
 
-Architecture = Annotated[Path | None, typer.Option(help="Architecture file of a .safetensors; default: beside it.")]
-MaxBatch = Annotated[int | None, typer.Option(help="Rows the context is planned for; default: the example's, or 1.")]
+Architecture = Annotated[Path | None, typer.Option(help="Architecture file of a .safetensors; default: next to it.")]
+MaxBatch = Annotated[int | None, typer.Option(help="Largest batch, in rows; default: the batch of the example, or 1.")]
 
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="Load a .pt2 program that may run code, as you would run a program of its author's."),
+    typer.Option("--trust", help="Load a .pt2 program that can execute code: only if you trust its author."),
 ]
 
 
 def _source(model: Path, architecture: Path | None, trust: bool = False) -> tuple[Graph, list[Array] | None, int, Any]:
-    """From a model's source: graph, example rows and their batch, recognition report; None for what it lacks."""
+    """The graph, example rows, their batch and the recognition report of a source; None where it has none."""
     require_source(model)
     if model.is_dir():
         raise ExportError(
@@ -113,12 +113,12 @@ def _source(model: Path, architecture: Path | None, trust: bool = False) -> tupl
 
 
 def _bytes(text: str | None) -> int | None:
-    """A size like 380KB or 2 MB in bytes; KB are 1,024."""
+    """A size like 380KB or 2 MB in bytes; 1 KB is 1,024 bytes."""
     if text is None:
         return None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?)i?B?\s*", text, re.I)
     if match is None:
-        raise ExportError(f"budget {text!r} is no size: write it like 380KB")
+        raise ExportError(f"budget {text!r} is not a size: write it like 380KB")
     return int(float(match[1]) * 1024 ** " KMG".index(match[2].upper() or " "))
 
 
@@ -165,60 +165,60 @@ def export(
         str, typer.Option(help=f"Format of the weights: {', '.join(DTYPES)} (mixed: not for language models).")
     ] = "fp32",
     budget: Annotated[
-        str | None, typer.Option(help="Most bytes of weights, like 380KB; chooses formats with mixed.")
+        str | None, typer.Option(help="Largest size of the weights, like 380KB; with mixed, formats are chosen to fit.")
     ] = None,
     max_error: Annotated[
-        float | None, typer.Option(help="Largest output error, relative; else nothing is written.")
+        float | None, typer.Option(help="Largest relative output error; above it, nothing is written.")
     ] = None,
-    activations: Annotated[str, typer.Option(help="How int8 weights read their input: int8 or float.")] = "int8",
+    activations: Annotated[str, typer.Option(help="Format of the inputs of int8 weights: int8 or float.")] = "int8",
     outlier_share: Annotated[
         float | None,
         typer.Option(
             "--outlier-share",
             "--residual-share",
-            help="Share of a matrix's bytes for its float16 sparse outliers; by default 1 % where that pays.",
+            help="Share of a matrix's bytes for its float16 sparse outliers; default: 1 % where that pays.",
         ),
     ] = None,
     architecture: Architecture = None,
     calibration: Annotated[Path | None, typer.Option(help=".npy or .npz with real input rows.")] = None,
     prune: Annotated[
-        str, typer.Option(help="Experts to take out: proven (no input can choose them), unused (on the data), none.")
+        str, typer.Option(help="Experts to remove: proven (no input can choose them), unused (on the data), none.")
     ] = PROVEN.mode,
     prune_experts: Annotated[
-        str | None, typer.Option(help="Experts to take out besides, as layer:expert, like 0:3,0:5.")
+        str | None, typer.Option(help="More experts to remove, as layer:expert, like 0:3,0:5.")
     ] = None,
     max_batch: MaxBatch = None,
     expert_align: Annotated[
-        int | None, typer.Option(help="Bytes each expert is aligned to in model.bin; default: a page, of firmware 64.")
+        int | None, typer.Option(help="Alignment of experts in model.bin, bytes; default: a page, for firmware 64.")
     ] = None,
     for_firmware: Annotated[
-        bool, typer.Option("--firmware", help="For a microcontroller: experts need no pages of their own in model.bin.")
+        bool, typer.Option("--firmware", help="For a microcontroller: do not align experts in model.bin to pages.")
     ] = False,
     prefix: Annotated[
-        str, typer.Option(help="What names in model.h and model.c begin with, for several models in one firmware.")
+        str, typer.Option(help="Prefix of names in model.h and model.c, for several models in one firmware.")
     ] = PLAIN.prefix,
     expert_sections: Annotated[
-        bool, typer.Option("--expert-sections", help="Each expert in a section of its own, for the linker to place.")
+        bool, typer.Option("--expert-sections", help="Put each expert in its own section, for the linker to place.")
     ] = False,
     context: Annotated[
-        int | None, typer.Option(help="Of a language model: most tokens of a text; default: the model's, up to 4096.")
+        int | None, typer.Option(help="Language models: context length in tokens; default: the model's, up to 4096.")
     ] = None,
     cache: Annotated[
-        str, typer.Option(help=f"Of a language model: format of keys and values: {', '.join(CACHES)}.")
+        str, typer.Option(help=f"Language models: format of the key-value cache: {', '.join(CACHES)}.")
     ] = CACHES[0],
     workers: Annotated[
-        int | None, typer.Option(help="Of a language model: processes that write it; default: the CPUs, up to 4.")
+        int | None, typer.Option(help="Language models: worker processes; default: the number of CPUs, up to 4.")
     ] = None,
     stream: Annotated[
         int | None,
         typer.Option(
-            help="Take one time step a call and keep the past: the axis of time in the inputs, batch included."
+            help="Export a stream, one time step per call: the time axis of the inputs, counting the batch axis."
         ),
     ] = None,
     trust: Trust = False,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="Of a program: what each block was taken for or why not, also when refused."),
+        typer.Option("--explain", help="Programs: say how each block was recognised, or why not, also on failure."),
     ] = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -243,7 +243,7 @@ def export(
         style = Style(prefix, expert_sections)
         selection = Selection(prune, _pairs(prune_experts))
         if prune == "unused" and calibration is None:
-            raise ExportError("pruning unused experts needs real rows to know them by: pass --calibration rows.npy")
+            raise ExportError("pruning unused experts needs real input rows: pass --calibration rows.npy")
         advance("read", None)
         with _explained(explain, as_json):
             graph, rows, batch, report = _source(model, architecture, trust)
@@ -280,7 +280,7 @@ def export(
 
 @contextmanager
 def _explained(explain: bool, as_json: bool) -> Iterator[None]:
-    """Prints what was recognised of a program that is then refused, where that was asked for."""
+    """With --explain, prints the recognition report of a program that is then refused."""
     try:
         yield
     except ExportError as error:
@@ -298,7 +298,7 @@ def _export_language(
     model: Path, output: Path, dtype: str, activations: str, share: float | None, context: int | None, cache: str,
     max_batch: int | None, expert_align: int, style: Style, workers: int | None, quiet: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Export the language model in a directory; a bar shows what is written, how fast, and how long it will take."""
+    """Export the language model in a directory; a bar shows progress, speed and remaining time."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
                TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bar:
@@ -407,7 +407,7 @@ def verify(model: ModelPath, as_json: Json = False, debug: Debug = False) -> Non
 def run(
     model: ModelPath,
     data: Annotated[
-        Path, typer.Option("--input", "-i", help=".npy (one input) or .npz (by name), first axis the batch.")
+        Path, typer.Option("--input", "-i", help=".npy (one input) or .npz (by name); axis 0 is the batch.")
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the outputs here, .npz; default: print.")
@@ -440,13 +440,13 @@ def run(
 def build(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of an export.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to build; default: DIR/build, or DIR/build-TARGET.")
+        Path | None, typer.Option("--output", "-o", help="Build directory; default: DIR/build, or DIR/build-TARGET.")
     ] = None,
     compiler: Annotated[str | None, typer.Option("--cc", help="C compiler; default: $CC, or cc.")] = None,
-    target: Annotated[str | None, typer.Option(help="Another machine, one of `colibri targets`.")] = None,
+    target: Annotated[str | None, typer.Option(help="Cross-compile for one of `colibri targets`.")] = None,
     tools: Annotated[
         toolchain.Toolchain,
-        typer.Option("--toolchain", help="A target's compiler: Debian's, or zig's from PyPI; auto: what is installed."),
+        typer.Option("--toolchain", help="Cross compiler: Debian's, or zig's from PyPI; auto: the one installed."),
     ] = toolchain.Toolchain.auto,
     project: Annotated[
         bool, typer.Option("--firmware", help="Write a firmware project with a Makefile; default: DIR/firmware-TARGET.")
@@ -454,7 +454,7 @@ def build(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compile the engine and an export's model.c, for this machine or another, and print what they take."""
+    """Compile the engine and an export's model.c, for this machine or a target, and print their sizes."""
     with errors(as_json, debug):
         if project:
             if target is None or compiler is not None:
@@ -494,16 +494,14 @@ def routes(
         Path | None, typer.Option("--input", "-i", help="Rows, .npy or .npz; default: what the export measured.")
     ] = None,
     against: Annotated[
-        Path | None, typer.Option(help="Another export of the same model: where MODEL chooses other experts.")
+        Path | None, typer.Option(help="Another export of the same model; show where MODEL chooses other experts.")
     ] = None,
-    stack: Annotated[
-        bool, typer.Option("--stack", help="Compile the engine, and report its worst-case stack.")
-    ] = False,
-    target: Annotated[str | None, typer.Option(help="Stack on another machine, one of `colibri targets`.")] = None,
+    stack: Annotated[bool, typer.Option("--stack", help="Compile the engine and report its worst-case stack.")] = False,
+    target: Annotated[str | None, typer.Option(help="Report the stack for one of `colibri targets`.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """How often experts are used, what the costliest route takes, and where two exports route differently."""
+    """Show how often experts are used, the cost of the worst route, and where two exports route differently."""
     with errors(as_json, debug):
         loaded = load(model, verify=data is not None)
         package = loaded.package
@@ -554,7 +552,7 @@ def _print_all(parts: Iterable[Table | str]) -> None:
 def trace(
     model: ModelPath,
     data: Annotated[
-        Path, typer.Option("--input", "-i", help=".npy (one input) or .npz (by name), rows in the order of time.")
+        Path, typer.Option("--input", "-i", help=".npy (one input) or .npz (by name), rows in time order.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the routes here, .npz.")],
     as_json: Json = False,
@@ -571,15 +569,15 @@ def trace(
 @app.command()
 def advise(
     model: ModelPath,
-    recorded: Annotated[Path, typer.Option("--trace", "-t", help="What `colibri trace` wrote.")],
+    recorded: Annotated[Path, typer.Option("--trace", "-t", help="The output of `colibri trace`.")],
     budgets: Annotated[
         list[str] | None,
-        typer.Option("--budget", help="Memory for experts, like 64MB; several allowed; default: shares of them all."),
+        typer.Option("--budget", help="Memory for experts, like 64MB; repeatable; default: shares of all experts."),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Say which experts to lock in memory, or that it does not pay, from a trace of real use."""
+    """Say which experts to lock in memory, from a trace of real use, or that locking does not pay."""
     with errors(as_json, debug):
         package = load(model, verify=False).package
         sizes = [size for text in budgets or [] if (size := _bytes(text)) is not None]
@@ -593,7 +591,7 @@ def advise(
 
 @app.command("targets")
 def list_targets(as_json: Json = False, debug: Debug = False) -> None:
-    """The machines that `colibri build --target NAME` compiles for."""
+    """List the machines that `colibri build --target NAME` compiles for."""
     with errors(as_json, debug):
         show({target.name: target.about for target in TARGETS.values()}, as_json)
 

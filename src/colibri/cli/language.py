@@ -26,17 +26,19 @@ from colibri.text.answers import Answering
 INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
 _LAYERS = 64  # of more, the numbers of experts used are summed up
 
-Most = Annotated[int, typer.Option("--max-new-tokens", "-n", min=0, help="Most tokens of an answer.")]
-Temperature = Annotated[float, typer.Option(help="0: always the likeliest token; 1: as likely as the model says.")]
+Most = Annotated[int, typer.Option("--max-new-tokens", "-n", min=0, help="Largest number of tokens of an answer.")]
+Temperature = Annotated[float, typer.Option(help="0: always the likeliest token; 1: the model's own probabilities.")]
 TopK = Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0: from all.")]
-TopP = Annotated[float, typer.Option(help="Draw from the likeliest tokens that make up this share.")]
-MinP = Annotated[float, typer.Option(help="Draw from tokens at least this likely, compared with the likeliest.")]
+TopP = Annotated[float, typer.Option(help="Draw from the likeliest tokens with this total probability.")]
+MinP = Annotated[
+    float, typer.Option(help="Draw from tokens with at least this share of the likeliest one's probability.")
+]
 Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Above 1: tokens seen before are less likely.")]
 Seed = Annotated[int, typer.Option(help="The same seed draws the same tokens, on every machine.")]
-Threads = Annotated[int, typer.Option(min=0, help="Threads; 0: one a processor. The bits are the same.")]
+Threads = Annotated[int, typer.Option(min=0, help="Threads; 0: one per processor. The bits are the same.")]
 Special = Annotated[
     bool,
-    typer.Option("--special/--no-special", help="Special tokens that the text spells are tokens, or stay text."),
+    typer.Option("--special/--no-special", help="Read special tokens spelled in the text as tokens, or as plain text."),
 ]
 Kernels = Annotated[str | None, typer.Option(help=f"Instruction set: {', '.join(KERNELS)}. The bits are the same.")]
 
@@ -196,7 +198,7 @@ def _describe(uses: Sequence[_LayerUse]) -> str:
 
 def generate(
     model: ModelPath,
-    prompt: Annotated[str, typer.Argument(help="The text to go on from; -: the standard input.")],
+    prompt: Annotated[str, typer.Argument(help="The text to continue; -: standard input.")],
     max_new_tokens: Most = 128,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -206,14 +208,12 @@ def generate(
     seed: Seed = 0,
     threads: Threads = 0,
     kernels: Kernels = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="The prompt's tokens alone, without what begins a text (BOS).")
-    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Only the prompt's tokens: add none, such as BOS.")] = False,
     special: Special = True,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Continue a text with a language model; the text goes to stdout as it comes, figures to stderr."""
+    """Continue a text with a language model; the text is printed to stdout as it is generated, figures to stderr."""
     with errors(as_json, debug):
         lm = _open(model, threads, kernels)
         ids = _prompt_ids(lm, _bytes_of(prompt), raw, special)
@@ -240,7 +240,7 @@ def generate(
 
 
 class _Conversation:
-    """Messages, of which the oldest go where the context is too short for all."""
+    """A conversation; the oldest messages are dropped when the context is too short for all."""
 
     def __init__(self, lm: LanguageModel, system: str | None, room: int) -> None:
         self.lm, self.system = lm, system
@@ -290,7 +290,7 @@ class _Conversation:
 
 def chat(
     model: ModelPath,
-    system: Annotated[str | None, typer.Option(help="A system message, which is never forgotten.")] = None,
+    system: Annotated[str | None, typer.Option(help="A system message, always kept in the context.")] = None,
     max_new_tokens: Most = 512,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -396,16 +396,16 @@ def eval_command(
     model: ModelPath,
     text: Annotated[Path, typer.Option(help="The text to predict, UTF-8.")],
     against: Annotated[
-        Path | None, typer.Option(help="Another export, the reference: how far MODEL's predictions are from its.")
+        Path | None, typer.Option(help="Another export, the reference; show how MODEL's predictions differ from it.")
     ] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Predict so many tokens only; default: all.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Number of tokens to predict; default: all.")] = None,
     special: Special = True,
     threads: Threads = 0,
     kernels: Kernels = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """How well a language model predicts a text, and how far it is from another export of the same model."""
+    """Measure how well a language model predicts a text, and how it differs from another export of the model."""
     with errors(as_json, debug):
         lm = _open(model, threads, kernels)
         other = None if against is None else _open(against, threads, kernels)
@@ -454,7 +454,9 @@ def _print_evaluation(found: Evaluation) -> None:
 
 def set_command(
     model: ModelPath,
-    context: Annotated[int | None, typer.Option(min=1, help="Most tokens of a text.")] = None,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="The new context length, tokens; without it, show the present one.")
+    ] = None,
     in_place: Annotated[
         bool,
         typer.Option("--in-place", help="Change the file instead of writing a new one: for models too large to copy."),
@@ -470,7 +472,7 @@ def set_command(
                   "context_bytes": int(package.header["context_bytes"])}, as_json)  # fmt: skip
             return
         if in_place:
-            _note("changing the file in place: no program may have it open, and it is broken if this is cut off")
+            _note("changing the file in place: no program may have it open, and an interruption leaves it broken")
         changed = set_context(model, context, in_place)
         show({"path": str(changed.path), "context": context, "context_bytes": changed.context_bytes,
               "context_bytes_before": changed.context_bytes_before}, as_json)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Kinds of a path given as a model, where Colibri cannot export it, and what to do then."""
+"""Error messages for model paths that Colibri cannot export: what the path is, and what to pass instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IN_A_DIRECTORY = {  # by the end of a file's name: what it is, and what to do
     "model.bin": ("an export", "it needs no other; use `colibri run`, `generate` or `build` with it"),
     ".gguf": ("a GGUF file, which Colibri does not read", _ITS_CHECKPOINT),
     ".pt2": ("a program", "pass that file"),
-    ".safetensors": ("weights", "copy the model's config.json and tokenizer.json beside them, or pass the file with "
+    ".safetensors": ("weights", "copy the model's config.json and tokenizer.json next to them, or pass the file with "
                      "its architecture file"),
     ".bin": ("pickled weights", "save the model as safetensors, with its config.json"),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Parts that all commands share: the two consoles, options, one line for an error, and figures as text or as JSON."""
+"""Parts shared by all commands: the two consoles, options, one-line errors, and figures as text or JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from colibri.errors import ColibriError
 _colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
 out, err = Console(color_system=_colors), Console(stderr=True, color_system=_colors)
 
-UNEXPECTED = 70  # the exit code of an error that nobody foresaw (EX_SOFTWARE of sysexits.h)
+UNEXPECTED = 70  # exit code of an unexpected error (EX_SOFTWARE of sysexits.h)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")]
@@ -40,7 +40,7 @@ def errors(as_json: bool, debug: bool) -> Iterator[None]:
         said = str(error)
         if isinstance(error, MemoryError):
             said = (
-                f"this takes more memory than there is ({said or 'allocation failed'}): ask for a shorter --context or "
+                f"not enough memory ({said or 'allocation failed'}): ask for a shorter --context or "
                 "a smaller --max-batch, or use a machine with more"
             )
         if as_json:
@@ -56,9 +56,9 @@ def errors(as_json: bool, debug: bool) -> Iterator[None]:
 
 
 def guarded(command: Callable[[], object]) -> None:
-    """Run a command of the shell: an error that nobody foresaw is one line too, and says how to see the rest of it.
+    """Run a command: an unexpected error is one line too, and names --debug, which shows the traceback.
 
-    Tests call the commands themselves, so that it hides nothing from them.
+    Tests call the commands directly, so it hides nothing from them.
     """
     try:
         command()
@@ -74,7 +74,7 @@ def guarded(command: Callable[[], object]) -> None:
 
 
 def plain(text: str) -> str:
-    """Text that came from anywhere, as a terminal may show it: no markup, no escape sequence, lines kept apart."""
+    """Untrusted text made safe for a terminal: no markup, no escape sequences, line breaks kept."""
     return "\n".join(map(printable, text.split("\n"))).replace("[", r"\[")
 
 
@@ -85,7 +85,7 @@ def show(values: dict[str, Any], as_json: bool) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in values.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            # Long lists are for --json; rows that then read alike are one.
+            # Long lists are left to --json; equal rows are joined.
             rows = [", ".join(f"{k} {v}" for k, v in row.items() if not isinstance(v, list) or len(v) <= 8)
                     for row in value]  # fmt: skip
             first = 0

@@ -1,6 +1,6 @@
 """Differences between the results of two programs: every comparison an export depends on goes through here.
 
-NaN beside NaN and an infinity beside the same one agree, but show nothing: only finite numbers are evidence, and a
+Two NaNs, or two equal infinities, agree but show nothing: only finite numbers are evidence, and a
 comparison without evidence has failed.
 """
 

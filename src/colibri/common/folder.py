@@ -66,7 +66,7 @@ class Folder:
         """The file of that name, opened for reading."""
         path = self.file(name)
         try:
-            # Not blocking: what was a file a moment ago must not be a pipe that never speaks.
+            # Not blocking: the file may have been replaced by a pipe that never sends data.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             file = os.fdopen(descriptor, "rb")
         except OSError as error:
@@ -77,7 +77,7 @@ class Folder:
         return file
 
     def read(self, name: str, most: int = JSON_BYTES) -> bytes:
-        """The bytes of a file, of which there may be `most`."""
+        """The bytes of a file of at most `most` bytes."""
         with self.open(name) as file:
             size = os.fstat(file.fileno()).st_size
             if size > most:

@@ -48,7 +48,7 @@ def check_port(name: object, what: str, error: type[ColibriError] = ExportError)
 
 
 def port_names(names: Sequence[str], room: int) -> list[bytes]:
-    """Each name in at most `room` bytes of UTF-8, none of which are alike though long names may begin alike."""
+    """Names cut to at most `room` bytes of UTF-8 and kept distinct, even if they share a long prefix."""
     found: list[bytes] = []
     for name in names:
         short, n = _cut(name, room), 1

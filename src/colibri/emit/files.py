@@ -1,7 +1,7 @@
 """Replacement of an export's files, such that files of two exports never appear as one.
 
 All files are written beside their places and synced first. Then model.h, whose sizes programs are compiled with, is put
-aside; model.bin takes its place, which is the moment when the export is the new one; the other files follow, model.h
+aside; renaming model.bin into place commits the export; the other files follow, model.h
 last. Whoever is stopped in between leaves the old model or the new one, and a model.h that belongs to it or none.
 """
 

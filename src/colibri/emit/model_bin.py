@@ -100,7 +100,7 @@ def head(
     shared_crc: int,
     expert_crcs: Sequence[int],
 ) -> bytes:
-    """Header and metadata: what lies in front of the weights, of which it takes the checksums only."""
+    """Header and metadata, which precede the weights; only the weights' checksums are needed."""
     numbers = {tensor: n for n, tensor in enumerate(program.tensors)}
     shares = frequencies or [0.0] * len(program.experts)
     rows = zip(at.places, expert_crcs, shares, strict=True)

@@ -186,7 +186,7 @@ def _in_processes(order: Sequence[int], workers: int, finished: Callable[[int, i
                 told.add(future)
                 finished(*result)
         except BrokenProcessPool:
-            raise ExportError("a worker process was killed, perhaps for want of memory: run the same export again with "
+            raise ExportError("a worker process was killed, perhaps for lack of memory: run the same export again with "
                               "fewer workers to go on with it") from None  # fmt: skip
         except BaseException:
             # What is being computed is waited for and kept.

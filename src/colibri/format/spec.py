@@ -1,4 +1,4 @@
-"""The one table of everything Python and C must agree on: format version, records, enumerations, limits, errors.
+"""The one table of all that Python and C share: format version, records, enumerations, limits, errors.
 
 `tools/generate.py` writes the C header and the tables in the documents from it; a test fails when one is out of date.
 """
@@ -24,14 +24,14 @@ ALIGN_CONTEXT = 64  # of the caller's block
 ALIGN_BUFFER = 32  # of every planned buffer inside the block
 ALIGN_EXPERT = 4096  # of every expert in the file, unless the exporter is told otherwise
 HEAD_BYTES = 128  # the block's first bytes hold colibri_context_t on every target
-EXPERT_TILE = 64  # tokens an expert takes at once, so that its weights are read once for all of them
+EXPERT_TILE = 64  # most tokens in one run of an expert; its weights are read once for all of them
 LANES = 8  # output rows interleaved in a weight matrix; partial sums of a reduction
 GROUP = 256  # inputs summed in one chain before the chains are added up
 PAGE = 64  # positions of a page of the attention cache
 NONE = 0xFFFFFFFF  # "no tensor"
 LIMIT = ENDLESS  # largest dimension or stride; keeps the validator's sums below 2**63
 MAX_BATCH = 1 << 16
-MAX_META = 1 << 28  # bytes of header and metadata: they are copied and proven before anything runs
+MAX_META = 1 << 28  # bytes of header and metadata: they are copied and validated before anything runs
 MAX_EXPERTS = 65535  # of one layer: the certificate holds choices as u16, and 65535 for none
 
 SPACES = ("none", "arena", "input", "output", "const", "token_in", "token_out", "token_weight")
@@ -171,8 +171,8 @@ HEADER = _record(
     ("u64", "context_bytes", 1, "exact size of the memory block, the context's head included"),
     ("u64", "worst_macs", 1, "multiply-accumulates of one row if every token chose its layer's k costliest experts"),
     ("u64", "worst_bytes", 1, "weight bytes read by one row along the costliest route"),
-    ("u32", "input_floats", 1, "floats of one input row: the inputs one after another"),
-    ("u32", "output_floats", 1, "floats of one output row: the outputs one after another"),
+    ("u32", "input_floats", 1, "floats of one input row: the inputs concatenated"),
+    ("u32", "output_floats", 1, "floats of one output row: the outputs concatenated"),
     ("u32", "ports_offset", 1, "file offset of the port records, inputs first"),
     ("u32", "inputs", 1, "number of inputs"),
     ("u32", "outputs", 1, "number of outputs"),
@@ -192,13 +192,13 @@ HEADER = _record(
     ("u32", "info_bytes", 1, "size of that text"),
     ("u32", "meta_crc", 1, "CRC-32 of the metadata, from the header's end to `meta_bytes`"),
     ("u32", "shared_crc", 1, "CRC-32 of the shared weights"),
-    ("u32", "context_tokens", 1, "most tokens of a text; 0: samples have nothing to do with each other; 2^30: they "
-     "are a stream's, without an end"),
+    ("u32", "context_tokens", 1, "most tokens of a text; 0: samples are independent; 2^30: samples are the time steps "
+     "of a stream without end"),
     ("u32", "tail_op", 1, "operations from here on may run for the last samples of a batch alone"),
     ("u32", "encoder_ops", 1, "operations that read the source text, before all others; 0: the model has none"),
     ("u64", "worst_work", 1, "elementary steps of one row along the costliest route, an upper bound; see Work"),
-    ("u64", "cleared_bytes", 1, "of the context block, from its start: what colibri_init clears; only attention's "
-     "caches, which are written before they are read, may lie behind it"),
+    ("u64", "cleared_bytes", 1, "bytes of the context block, from its start, that colibri_init clears; only "
+     "attention's caches may lie behind them, and they are written before they are read"),
     ("u32", "reserved", 19, "zero"),
     ("u32", "header_crc", 1, "CRC-32 of the header's first 252 bytes"),
 )  # fmt: skip
@@ -225,7 +225,7 @@ OP = _record(
     "op", 192, "One operation on `rows` rows of every sample.",
     ("u16", "code", 1, "an `op` value"),
     ("u16", "func", 1, "function of unary, binary, reduce; activation of linear; a `cache` value of cache, attention"),
-    ("u32", "rows", 1, "rows a sample has; delay: time steps it recalls, a row each"),
+    ("u32", "rows", 1, "rows per sample; delay: time steps it recalls, one row each"),
     ("operand", "a", 1, "first input; for `moe` the tokens"),
     ("operand", "b", 1, "second input of binary; for `moe` the logits; for `cache` the values; for linear a computed "
      "matrix, in layout rows8_f32"),
@@ -235,18 +235,17 @@ OP = _record(
     ("u32", "w0", 1, "a tensor, or `0xFFFFFFFF`: none; a constant operand a of unary and binary"),
     ("u32", "w1", 1, "a tensor, or none; a constant operand b of binary"),
     ("u32", "w2", 1, "a tensor, or none"),
-    ("u32", "dims", 4, "sizes inside a row, and 1 where there are fewer; of unary and binary its axes"),
+    ("u32", "dims", 4, "sizes inside a row, padded with 1; for unary and binary the sizes of the axes"),
     ("u32", "strides_a", 4, "strides of a, in floats"),
     ("u32", "strides_b", 4, "strides of b, in floats"),
     ("u32", "strides_out", 4, "strides of out, in floats, row-major"),
     ("f32", "alpha", 1, "first parameter of the function"),
     ("f32", "beta", 1, "second parameter of the function"),
-    ("u16", "before", 1, "binary: the `unary` function that a passes through first; zero elsewhere"),
-    ("u16", "after", 1, "binary: the `unary` function, with alpha and beta 0, that the result passes through; zero "
-     "elsewhere"),
+    ("u16", "before", 1, "binary: the `unary` function applied to a first; zero elsewhere"),
+    ("u16", "after", 1, "binary: the `unary` function, with alpha and beta 0, applied to the result; zero elsewhere"),
 )  # fmt: skip
 
-# Fields that mean the same of every operation; what each calls the others is in VIEWS.
+# Fields with the same meaning in every operation; names of the others are in VIEWS.
 OP_COMMON = ("code", "func", "rows", "a", "b", "out", "work", "before", "after")
 
 TENSOR = _record(
@@ -280,10 +279,10 @@ LAYER = _record(
     ("u32", "groups", 1, "groups of equal size that its experts form; 1: none"),
     ("u32", "kept_groups", 1, "groups that take part in the choice"),
     ("u32", "group_rule", 1, "a `group_rule` value: what ranks a group"),
-    ("u32", "capacity", 1, "tokens of a sample, or of a whole source text, an expert takes; 0: no limit"),
+    ("u32", "capacity", 1, "most tokens of a sample, or of a source text, per expert; 0: no limit"),
     ("u32", "apply", 1, "an `apply` value: what the weight multiplies"),
-    ("f32", "epsilon", 1, "added to the sum of the weights, or its least value, or the sparse mixer's"),
-    ("u32", "quantized", 1, "inputs of a token that is handed over as a quantised row; 0: as floats"),
+    ("f32", "epsilon", 1, "added to the sum of the weights, or its lower bound, or the sparse mixer's"),
+    ("u32", "quantized", 1, "inputs of a token passed as a quantised row; 0: tokens are floats"),
 )  # fmt: skip
 
 EXPERT = _record(
@@ -294,7 +293,7 @@ EXPERT = _record(
     ("u32", "crc", 1, "CRC-32 of its weights"),
     ("u32", "layer", 1, "the layer it belongs to"),
     ("u32", "first_op", 1, "its first operation record"),
-    ("u32", "ops", 1, "how many it has (experts of one shape share them); 0: pruned, it gives zeros and has no bytes"),
+    ("u32", "ops", 1, "how many it has (experts of one shape share them); 0: pruned, returns zeros and has no bytes"),
     ("u32", "index", 1, "its number in the original model's layer"),
     ("f32", "frequency", 1, "share of the calibration tokens that chose it, 0 where unknown"),
     ("u32", "reserved", 4, "zero"),

@@ -11,7 +11,7 @@ from colibri.ir.graph import Array, Graph, from_json
 
 
 def from_architecture(weights: str | Path, architecture: str | Path | None = None) -> Graph:
-    """The graph of `architecture` (default: architecture.json beside the weights) with the tensors of `weights`.
+    """The graph of `architecture` (default: architecture.json next to the weights) with the tensors of `weights`.
 
     Raises ExportError where a file is missing, unreadable, or the two do not fit together.
     """

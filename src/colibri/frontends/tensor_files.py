@@ -45,7 +45,7 @@ def _e4m3() -> Array:
 
 
 def _e8m0() -> Array:
-    """The powers of two of the 256 codes of e8m0 (OCP Microscaling Formats), of which the last is NaN."""
+    """The powers of two of the 256 codes of e8m0 (OCP Microscaling Formats); the last is NaN."""
     powers = np.ldexp(np.float32(1), np.arange(-127, 129, dtype=np.int32).clip(max=127))
     powers[255] = np.nan
     return np.asarray(powers, np.float32)

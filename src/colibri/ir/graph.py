@@ -559,7 +559,7 @@ OPS: dict[str, Callable[[Node, list[Shape]], Shape]] = {
     "state": _state,  # start (…, n) -> the state before each step
     "step": _step,  # x (steps, …), state -> the step's element of x
     "collect": _collect,  # state after the step, state before it -> all states (steps, …, n); steps, reverse=False;
-    # steps=0: over the samples of a stream, each of which has one state (…, n)
+    # steps=0: over the samples of a stream, with one state (…, n) each
     "embed": _embed,  # ids (…, 1), table (ids, width) -> each id's row (…, width), NaN where there is none
     "rope": _rope,  # x (…, dim), table (positions, turned): cosines, then sines -> x, its first elements turned
     # q (heads, dim), k (kv, dim), v (kv, width)[, sinks (heads,) or biases (heads, distances)] -> (heads, width);
@@ -579,7 +579,7 @@ OPS: dict[str, Callable[[Node, list[Shape]], Shape]] = {
 
 
 def absent_expert(like: Graph) -> Graph:
-    """What stands in an expert's place when it has been pruned: no operations and no weights, zeros as its result."""
+    """The body of a pruned expert: no operations, no weights; the result is zeros."""
     absent = Graph(like.name)
     token = absent.add_input(like.inputs[0], like.shapes[like.inputs[0]])
     zeros = np.zeros(like.shapes[like.outputs[0]], np.float32)
@@ -619,7 +619,7 @@ def logit_masks(graph: Graph) -> set[str]:
 # --- text form: the small architecture file beside a safetensors file ------------------------------------------------
 
 FORMAT, FORMAT_VERSION = "colibri-graph", 1
-_MOST_BODIES = 1 << 16  # that one template stands for
+_MOST_BODIES = 1 << 16  # expanded from one template
 
 
 def to_json(graph: Graph) -> str:

@@ -43,7 +43,7 @@ class Outliers:
 
 
 def outlier_bytes(shape: tuple[int, int], entries: int) -> int:
-    """Bytes of an E with so many entries for a matrix of this shape: its index of cells, and 4 an entry."""
+    """Bytes of sparse outliers with this many entries for a matrix of this shape: the cell index, and 4 per entry."""
     return 4 * (-(-shape[0] // CELL_ROWS) * -(-shape[1] // CELL_COLS) + 1 + entries)
 
 

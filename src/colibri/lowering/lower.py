@@ -78,7 +78,7 @@ def lower(graph: Graph, max_batch: int = 1) -> Program:
 
 
 def _looked_up(ops: Sequence[Op]) -> int:
-    """Bytes of the tables of which a token reads one row, and which nothing else reads."""
+    """Bytes of the tables that are only read one row per token."""
     tables: set[Tensor] = {op["table"] for op in ops if "table" in op.words}
     read = {tensor for op in ops for name, tensor in op.tensors().items() if name != "table"}
     return sum(align(t.bytes, ALIGN_MODEL) for t in tables - read)
@@ -686,7 +686,7 @@ def _reads_input_as_int8(expert: Graph) -> bool:
 
 
 def _reuse_dying_inputs(ops: list[Op]) -> None:
-    """Let an elementwise or row-wise result take the place of an input that nobody reads afterwards."""
+    """Compute an elementwise or row-wise result in place if nothing reads its input afterwards."""
     spans = liveness(ops)
     for n, op in enumerate(ops):
         out = op.out.place.buffer

@@ -1,4 +1,4 @@
-"""Passes: plain functions from graph to graph, each of which keeps what the model computes.
+"""Passes: plain functions from graph to graph that do not change what the model computes.
 
 `PASSES` lists them in the order they run; `colibri inspect --stage NAME` shows the graph after each.
 """

@@ -193,7 +193,7 @@ def never_chosen(graph: Graph, node: Node) -> dict[int, str]:
     where an infinite term makes NaN of the larger sum alone, inf - inf, the smaller one is at -inf already or joins it
     with that term, and from there it gets no further than -inf or NaN.
 
-    A bias of -inf makes a logit of -inf or NaN whatever the input; every expert with a lower number is then ahead.
+    A bias of -inf makes a logit of -inf or NaN for every input; every expert with a lower number is then ahead.
     One with a higher number is ahead only where its own logit is above -inf: the proof says so.
 
     k experts ahead of e leave it no place. Nothing is proven of a router that says more than these proofs know.

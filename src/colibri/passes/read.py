@@ -9,7 +9,7 @@ from colibri.ir.weights import Deferred, loaded
 
 
 def read_weights(graph: Graph) -> Graph:
-    """The graph with every deferred weight loaded, those of experts too; the graph itself where there is none."""
+    """The graph with every deferred weight loaded, also in experts; the graph itself if there is none."""
 
     def rewrite(node: Node) -> Node:
         if node.op != "moe":

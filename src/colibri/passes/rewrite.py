@@ -12,7 +12,7 @@ Rewrite = Callable[[Graph, Node, dict[str, str]], "str | None"]
 def rebuild(graph: Graph, whole: Callable[[Graph], Graph], rewrite: Rewrite) -> Graph:
     """A new graph from `rewrite(new, node, names)` for every node, in order.
 
-    `rewrite` returns the value that stands for the node's output in the new graph, or None for a plain copy; `names`
+    `rewrite` returns the value that replaces the node's output in the new graph, or None for a plain copy; `names`
     maps old names to new ones. Experts are rebuilt with `whole`, the pass itself. Constants and nodes that nothing
     reads any more are dropped.
     """

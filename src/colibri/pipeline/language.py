@@ -1,4 +1,4 @@
-"""Export of a language model: weights are read, quantised and written one at a time, whatever they take together.
+"""Export of a language model: weights are read, quantised and written one at a time, for models larger than memory.
 
 The graph's weights are deferred (`colibri.ir.weights.Deferred`). Everything but them is known before any is read:
 formats by role, the program, where each byte lies in the file, the size of the certificate.

@@ -317,7 +317,7 @@ def _moves(number: int, tensor: _Tensor) -> Iterator[_Move]:
 
 
 def _measure(graph: Graph, tensors: Sequence[_Tensor], rows: Sequence[Array] | None, activations: str) -> None:
-    """Fill in every option's squared error: the model's where there is time for whole runs, else its own output's."""
+    """Fill in every option's squared error: the model's if there is time for whole runs, else its own output's."""
     options = [(tensor, kind) for tensor in tensors for kind in tensor.options]
     some = None if rows is None else [_spread(x, _SENSITIVITY_ROWS) for x in rows]
     weights = sum(t.matrix.size for t in tensors)

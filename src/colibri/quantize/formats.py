@@ -132,7 +132,7 @@ def _int4_scales(weight: Array) -> Array:
 
 
 def _parts(weight: Array, size: int) -> Iterator[slice]:
-    """Rows of (rows, groups, width), so many that they have about `size` weights."""
+    """Chunks of rows of (rows, groups, width) with about `size` weights each."""
     step = max(1, size // weight[0].size)
     for start in range(0, len(weight), step):
         yield slice(start, start + step)

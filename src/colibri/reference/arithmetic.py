@@ -16,7 +16,7 @@ from colibri.format import spec
 
 @contextmanager
 def standard() -> Iterator[None]:
-    """Compute as IEEE 754 says by default, whatever the thread did before; also a decorator.
+    """Compute with IEEE 754 defaults, independent of the thread's control word; also a decorator.
 
     Raises ModelError where this machine cannot.
     """

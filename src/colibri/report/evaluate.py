@@ -2,7 +2,7 @@
 
 The text is cut into windows, each a text of its own to the model. What begins a text (BOS) begins each window; where
 the model has none, the last token of the window before does. So every token is predicted once, but for the first of
-all where nothing stands before it. Statistics are computed in float64.
+all if nothing precedes it. Statistics are computed in float64.
 """
 
 from __future__ import annotations

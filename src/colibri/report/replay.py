@@ -87,10 +87,10 @@ def most_used(requests: Requests, sizes: Sizes, budget: int) -> list[int]:
 
 
 def optimum(requests: Requests, sizes: Sizes, budget: int) -> list[int]:
-    """Belady's rule, which knows the future: whatever is needed latest makes room, byte by byte.
+    """Belady's rule, which knows the future: evict the expert needed latest, byte by byte.
 
     It begins with the best content. Parts of experts may be held, so the total is a lower bound for every policy,
-    whatever the experts' sizes; with equal sizes that divide the budget, it is the least any policy can read.
+    for all expert sizes; with equal sizes that divide the budget, it is the least any policy can read.
     """
     flat = [e for row in requests for e in row]
     never = len(flat)

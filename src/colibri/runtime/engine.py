@@ -138,7 +138,7 @@ class Model:
         """Recompute the parity certificate with the engine; raises ModelError where a bit differs."""
         context = self._context()
         output = np.empty(self._output_size, np.float32)
-        context[1].position = context[1].source = 0  # a text that somebody holds has a context of its own
+        context[1].position = context[1].source = 0  # a text in use has its own context
         error = lib.colibri_selftest(context[1], ffi.from_buffer("float[]", output))
         self._contexts.append(context)
         self.package.check_unchanged()
@@ -146,7 +146,7 @@ class Model:
             raise ModelError(f"{self.package.path}: {spec.error_text(error)}", error)
 
     def _context(self) -> tuple[int, Any, Any]:
-        """A context nobody else uses: its address, itself, and the memory that must live as long.
+        """An unused context: its address, itself, and the memory that must live as long.
 
         Given back by appending it to the list.
         """

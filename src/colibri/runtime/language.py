@@ -23,7 +23,7 @@ _SOURCE = 512  # tokens: see colibri_lm_source
 
 
 class LanguageModel(Model):
-    """A loaded language model. It holds one text, of which `position` tokens have been evaluated.
+    """A loaded language model. It holds one text; `position` of its tokens have been evaluated.
 
     Of an encoder-decoder model the text answers a source text, which `read` gives it; the text then begins with the
     token `start`, and `generate` and `stream` take the source text as their prompt.

@@ -54,12 +54,12 @@ class Answering:
         self._where: Where = "thinking" if opened else "answer"
 
     def push(self, token: int) -> list[Said]:
-        """What is certain to be text now that `token` has come."""
+        """The text that is final after `token`."""
         text = self._stream.push(token)
         mark = self._marks.get(token)
         if mark is None:
             return self._say(text)
-        # A mark is whole as soon as it comes; what stands before it had been waiting for it.
+        # A mark is complete when it arrives; the text before it was held back until then.
         said = self._say(text[: text.rfind(mark)] if mark in text else text)
         self._move(mark)
         return said

@@ -243,7 +243,7 @@ class Alphabet:
         return len(self.members)
 
     def mask(self, s: Set) -> int:
-        """The classes of a set, one bit each; the bit after them stands for the end of the text."""
+        """The classes of a set, one bit each; the bit after them is the end of the text."""
         column = self.names.index(s.atom)
         return sum(1 << n for n, row in enumerate(self.members) if row[column] != s.inverted)
 

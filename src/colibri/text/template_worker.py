@@ -1,4 +1,4 @@
-"""Renderer of chat templates in a process of its own: a template is a program of somebody else's.
+"""Renderer of chat templates in a separate process: a template is untrusted code.
 
 `chat_template` starts this file as a script, which imports nothing of the package. A line of JSON in asks for a
 template to be rendered, a line of JSON out says what came of it. The process limits its memory, its parent the time.

@@ -295,7 +295,7 @@ class DecodeStream:
         self._given = 0
 
     def push(self, i: int) -> str:
-        """The text that is certain now that `i` has come; empty within a character."""
+        """The text that is final after `i`; empty inside a character."""
         self._ids.append(i)
         text = self._new()
         if not text or text.endswith("\ufffd"):

@@ -1,6 +1,6 @@
-"""A directory of tensors as Hugging Face stores models: config.json beside safetensors files, one or many.
+"""A directory of tensors as Hugging Face stores models: config.json and one or more safetensors files.
 
-A tensor is read when it is needed, a few rows of it where no more are, and comes as float32 whatever it is stored as.
+A tensor, or some of its rows, is read when it is needed and converted to float32 from any stored type.
 Nothing here knows what a tensor is for; that each is used, and once, is kept count of.
 """
 

@@ -122,7 +122,7 @@ FIELDS: dict[str, Field] = {
     **_table(_count(0, 1, null=True, lists=True), "no_rope_layers"),
 }  # fmt: skip
 
-# What stands in rope_parameters beside FIELDS.
+# Entries of rope_parameters other than FIELDS.
 ROPE_FIELDS: dict[str, Field] = {
     **{name: FIELDS[name] for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")},
     **_table(Field("text", null=True), "type rope_type"),

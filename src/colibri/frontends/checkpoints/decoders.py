@@ -70,7 +70,7 @@ class Latent:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A gated convolution over the last `taps` positions, each channel by itself (LFM2)."""
+    """A gated convolution over the last `taps` positions, depthwise (LFM2)."""
 
     taps: int
     bias: bool

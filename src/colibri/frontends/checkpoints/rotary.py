@@ -21,7 +21,7 @@ from colibri.ir.graph import Array
 
 F = np.float32
 
-# What each scaling must say, and what it may say beside it.
+# Fields that each scaling must have, and fields that it may have.
 NEEDED = {
     "default": (), "linear": ("factor",), "dynamic": (), "yarn": ("factor",),
     "longrope": ("short_factor", "long_factor"), "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
@@ -69,7 +69,7 @@ class Rotary:
         return spec.LIMIT
 
     def table(self, dim: int) -> Array:
-        """(positions, 2 · half) float32, cosines, then sines, for heads of `dim` elements, of which `partial` turn."""
+        """(positions, 2 · half) float32: cosines, sines; for heads of size `dim`; `partial` is their rotated share."""
         turned = int(dim * self.partial)
         if turned < 2 or turned % 2:
             raise ExportError(
@@ -92,7 +92,7 @@ class Rotary:
         place = np.arange(0, dim, 2).astype(F) / F(dim)
         if self.kind == "dynamic":
             if dim < 4:
-                raise ExportError("dynamic scaling needs heads of which at least 4 elements turn: correct config.json")
+                raise ExportError("dynamic scaling needs heads with at least 4 rotated elements: correct config.json")
             if (alpha := get("alpha")) is not None:
                 base = base * alpha ** (dim / (dim - 2))
             else:
@@ -157,7 +157,7 @@ class Rotary:
         return F(1) / (factors * powers), float(attention)
 
     def score_factor(self) -> float:
-        """What DeepSeek's attention multiplies its scores by beside 1 / √dim."""
+        """The factor on DeepSeek's attention scores in addition to 1 / √dim."""
         all_dim = self.values.get("mscale_all_dim", 0) if self.kind != "default" else 0
         if not all_dim:
             return 1.0

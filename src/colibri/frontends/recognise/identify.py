@@ -247,7 +247,7 @@ def dense_cost(rejected: Rejected) -> str | None:
 
 
 def unreached(block: Block) -> str | None:
-    """Which experts no row has chosen, as a sentence; None where there are none."""
+    """The experts that no row has chosen, as a sentence; None if there are none."""
     experts = [] if block.finding is None else block.finding.untested
     if not experts:
         return None

@@ -133,7 +133,7 @@ class Ties:
 
 
 def _tied(logits: Array, router: Any) -> tuple[int, ...]:
-    """The experts of one score of which the last place takes one and leaves another; empty where there is no tie."""
+    """The experts tied at the k-th score, where only some are chosen; empty if there is no such tie."""
     if router.k == router.experts or not np.isfinite(logits).all():
         return ()
     keys = ops.route_keys(logits[None], router)[0]

@@ -111,7 +111,7 @@ def _grouped(c: Converter, name: str, weight: Const, groups: int, space: int) ->
     """Windows (…, *counts, *sizes, channels) times weights (out, channels / groups, *sizes) -> (…, *counts, out)."""
     shape, out, w = c.graph.shapes[name], weight.tensor.shape[0], weight.tensor
     lead, channels, count = shape[: len(shape) - space - 1], shape[-1], math.prod(w.shape[2:])
-    if groups > 1 and groups == channels:  # every channel by itself: a weighted sum over its window
+    if groups > 1 and groups == channels:  # depthwise: a weighted sum over each channel's window
         rows = w.reshape(channels, out // groups, count).permute(2, 0, 1).contiguous()
         column = c.add("reshape", name, shape=(*lead, count, channels, 1))
         product = c.add("binary", column, c.constant(weight, rows, ".each"), func="mul")

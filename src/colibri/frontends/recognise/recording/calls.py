@@ -54,7 +54,7 @@ class Calls:
         self.at: list[int] = []  # which of them are tensors
         self.result: Any = None
         self.seen: list[list[Tensor]] = []  # the tensors of each call
-        self.sizes: dict[int, int] = {}  # numbers among the arguments that are so many times the samples
+        self.sizes: dict[int, int] = {}  # numbers among the arguments that are multiples of the number of samples
 
     def hook(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         """A forward hook that remembers one call."""
@@ -66,7 +66,7 @@ class Calls:
             self.usable = False  # under vmap: tensors that must not be kept
             return
         if any(x.numel() == 0 for x in inputs):
-            return  # an expert that nobody chose
+            return  # an expert that was not chosen
         if not inputs or any(x.dim() < 2 or x.dtype != torch.float32 or len(x) != len(inputs[0]) for x in inputs):
             self.usable = False
             return
