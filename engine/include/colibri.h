@@ -26,7 +26,8 @@ extern "C" {
 #define COLIBRI_API
 #endif
 
-/* Error codes, also listed in docs/guide.md; colibri_error_text() returns the sentence at run time. */
+/* Error codes, also listed in docs/guide.md; colibri_error_text() returns the sentence at run
+ * time. */
 enum colibri_error {
     /* generated: errors */
     /* no error */
@@ -191,8 +192,8 @@ typedef struct colibri_context {
  *   model_bin  64-byte aligned, must outlive the context and not change: the structure of the whole
  *              file is validated here, so colibri_forward needs no checks. Reads up to the size in
  *              the header: check a file's length with colibri_check first.
- * Returns the context, or NULL; colibri_diagnose (colibri_inspect.h) returns the reason for the same
- * arguments. */
+ * Returns the context, or NULL; colibri_diagnose (colibri_inspect.h) returns the reason for the
+ * same arguments. */
 COLIBRI_API colibri_context_t *colibri_init(void *mem, size_t mem_size, const uint8_t *model_bin);
 
 /* Run the model on `batch_size` rows.
@@ -217,8 +218,8 @@ COLIBRI_API void colibri_forward(colibri_context_t *ctx, const float *input, flo
  * allowed. */
 COLIBRI_API void colibri_free(colibri_context_t *ctx);
 
-/* Bytes of memory that a context of this model needs, exactly; 0 if the pointer or the header is not
- * valid. */
+/* Bytes of memory that a context of this model needs, exactly; 0 if the pointer or the header is
+ * not valid. */
 COLIBRI_API size_t colibri_model_size(const uint8_t *model_bin);
 
 /* Number of experts in all MoE layers together; -(enum colibri_error) if the pointer or the header

@@ -110,8 +110,8 @@ COLIBRI_API int colibri_map_unlock(colibri_map_t *map, const int32_t *experts, i
                                    colibri_progress_t *done);
 
 /* Release the memory of experts that will not be used for some time; the next use reads them again.
- * The page cache frees unmapped memory in blocks of up to 2 MB: a block may stay because of a mapped
- * neighbour, or free a neighbour that is cached but not mapped. Locked experts are refused:
+ * The page cache frees unmapped memory in blocks of up to 2 MB: a block may stay because of a
+ * mapped neighbour, or free a neighbour that is cached but not mapped. Locked experts are refused:
  * COLIBRI_ERR_RELEASE_FAILED. */
 COLIBRI_API int colibri_map_release(colibri_map_t *map, const int32_t *experts, int count,
                                     colibri_progress_t *done);

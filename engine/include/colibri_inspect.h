@@ -17,8 +17,9 @@ enum colibri_depth {
 };
 
 /* COLIBRI_OK, or the enum colibri_error that makes `size` bytes at `model_bin` unusable. Reads
- * nothing outside them. May be called again at any time: for a model in RAM, COLIBRI_CHECK_STRUCTURE
- * finds every flipped bit of the header and metadata, in the time it takes to read them. */
+ * nothing outside them. May be called again at any time: for a model in RAM,
+ * COLIBRI_CHECK_STRUCTURE finds every flipped bit of the header and metadata, in the time it takes
+ * to read them. */
 COLIBRI_API int colibri_check(const uint8_t *model_bin, size_t size, enum colibri_depth depth);
 
 /* The enum colibri_error for which colibri_init would return NULL with the same arguments, else
@@ -26,10 +27,10 @@ COLIBRI_API int colibri_check(const uint8_t *model_bin, size_t size, enum colibr
 COLIBRI_API int colibri_diagnose(const void *mem, size_t mem_size, const uint8_t *model_bin);
 
 /* The most elementary steps (an element computed, a product added) that one row takes, along the
- * costliest route: an upper bound; 0 if the pointer or the header is not valid. colibri_init refuses
- * a model that needs more than its header says, so a caller can first compare untrusted files with
- * its own limit. A step takes from a fraction of a nanosecond on a large processor to tens of cycles
- * on a small one. */
+ * costliest route: an upper bound; 0 if the pointer or the header is not valid. colibri_init
+ * refuses a model that needs more than its header says, so a caller can first compare untrusted
+ * files with its own limit. A step takes from a fraction of a nanosecond on a large processor to
+ * tens of cycles on a small one. */
 COLIBRI_API uint64_t colibri_worst_work(const uint8_t *model_bin);
 
 /* Run the model's parity certificate: every golden input, its experts and its output bits.

@@ -1,6 +1,6 @@
-/* Colibri, optional: a lock-free single-producer, multiple-consumer ring of pointers, without copies
- * or system calls: tokens for threads that run experts, experts for threads that prefetch them.
- * Header only, C11 or C++11; the engine does not depend on it.
+/* Colibri, optional: a lock-free single-producer, multiple-consumer ring of pointers, without
+ * copies or system calls: tokens for threads that run experts, experts for threads that prefetch
+ * them. Header only, C11 or C++11; the engine does not depend on it.
  *
  *     static colibri_ring_slot slots[256];
  *     colibri_ring_t ring;

@@ -12,7 +12,7 @@ static void pick(const float *logits, const int32_t *of, uint32_t n, float *pick
 }
 
 /* The k largest, best first; an earlier expert stays ahead of a later equal one. */
-static void choose(const float *keys, uint32_t n, uint32_t k, int32_t *chosen) {
+CLB_STATIC_WALK void choose(const float *keys, uint32_t n, uint32_t k, int32_t *chosen) {
     uint32_t held = 0;
     for (uint32_t e = 0; e < n; ++e) {
         const float mine = key(keys[e]);
