@@ -85,15 +85,15 @@ CLB_STATIC_WALK void run_chunk(void *arg, uint32_t index) {
 CLB_STATIC_WALK void multiply_by(const void *blocks, uint32_t layout, const clb_op *op,
                                  uint32_t first, uint32_t samples, const clb_frame *frame) {
     const colibri_context_t *ctx = frame->ctx;
+    const float *bias = clb_tensor_at(frame, op->linear.bias);
     product_task t = {
         .op = op,
         .frame = frame,
         .first = first,
         .samples = samples,
         .blocks = clb_ceil(op->linear.outputs, CLB_LANES),
+        .matrix = matrix_of(blocks, bias, layout, op->code, op->linear.inputs, op->linear.outputs),
     };
-    const float *bias = clb_tensor_at(frame, op->linear.bias);
-    t.matrix = matrix_of(blocks, bias, layout, op->code, op->linear.inputs, op->linear.outputs);
     t.matrix.outliers = clb_tensor_at(frame, op->linear.outliers);
     if (t.matrix.outliers != NULL) {
         const uint64_t index = 4 * (clb_outlier_cells(op->linear.outputs, op->linear.inputs) + 1);
@@ -111,15 +111,17 @@ CLB_STATIC_WALK void multiply_by(const void *blocks, uint32_t layout, const clb_
 
 CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples,
                              const clb_frame *frame) {
-    if (!CLB_USED_COMPUTED || op->b.space == CLB_SPACE_NONE) {
-        const void *matrix = clb_tensor_at(frame, op->linear.matrix);
-        const uint32_t layout = frame->tensors[op->linear.matrix].layout;
-        multiply_by(matrix, layout, op, first, samples, frame);
-        return;
-    }
-    for (uint32_t s = first; s < samples; ++s) { /* each sample has a matrix of its own */
+    const int computed = CLB_USED_COMPUTED && op->b.space != CLB_SPACE_NONE;
+    const uint32_t step =
+        computed ? 1 : samples - first; /* each sample has a computed matrix of its own */
+    for (uint32_t s = first; s < samples; s += step) {
         const void *matrix = clb_locate(&op->b, frame, NULL, s, 0);
-        multiply_by(matrix, CLB_LAYOUT_ROWS8_F32, op, s, s + 1, frame);
+        uint32_t layout = CLB_LAYOUT_ROWS8_F32;
+        if (!computed) {
+            matrix = clb_tensor_at(frame, op->linear.matrix);
+            layout = frame->tensors[op->linear.matrix].layout;
+        }
+        multiply_by(matrix, layout, op, s, s + step, frame);
     }
 }
 
