@@ -6,7 +6,7 @@
  * after: clb_run_program. */
 #include "core/internal.h"
 
-#if defined(CLB_V128)
+#ifdef CLB_V128
 #include "simd/v128.c"
 #define MODEL_KERNELS CLB_V128
 #elif defined(__AVX512VNNI__)

@@ -11,12 +11,14 @@
 
 /* Under -ffreestanding or -fno-builtin their names are calls whatever the size; the built-in ones
  * are moves where that is known, and the same calls where it is not. */
-#if defined(__GNUC__)
+#ifdef __GNUC__
 #undef memcpy
 #undef memset
 #define memcpy __builtin_memcpy
 #define memset __builtin_memset
 #endif
+
+#define CLB_COUNT(array) (sizeof(array) / sizeof(array)[0])
 
 #define FORCE_INLINE static inline __attribute__((always_inline))
 #define NOINLINE     __attribute__((noinline))
@@ -25,7 +27,7 @@
 /* An exported model.c includes the engine's files as one unit (generated.h): nothing in them is
  * seen from outside. Where that takes little flash (CLB_FOLDED), what walks the program is folded
  * with its records into straight code; otherwise operations share it, and keep their records. */
-#if defined(COLIBRI_GENERATED)
+#ifdef COLIBRI_GENERATED
 #define CLB_INTERNAL static UNUSED
 #else
 #define CLB_INTERNAL
@@ -39,7 +41,7 @@
 #endif
 
 /* Generated code says what its model uses; what it does not use is not compiled. */
-#if !defined(CLB_USED_UNARY)
+#ifndef CLB_USED_UNARY
 #define CLB_USED_UNARY        (~0ull)
 #define CLB_USED_BINARY       (~0ull)
 #define CLB_USED_PRODUCTS     (~0ull)
@@ -54,14 +56,14 @@
 
 /* Generated code with many products, of one row each, calls one function for all of a format where
  * lanes are no vector. */
-#if !defined(CLB_SHARED_PRODUCTS)
+#ifndef CLB_SHARED_PRODUCTS
 #define CLB_SHARED_PRODUCTS 0
 #endif
 #define USED(which, number) (CLB_USED_##which >> (number) & 1)
 
 /* Rows a kernel is handed at once. Generated code says how many its model can need: 1, 2, 4 or
  * 8. */
-#if !defined(CLB_TILE)
+#ifndef CLB_TILE
 #define CLB_TILE 8u
 #endif
 
@@ -176,13 +178,13 @@ typedef struct clb_kernels {
 #define CLB_V128 clb_kernels_v128
 #endif
 
-#if defined(COLIBRI_GENERATED)
+#ifdef COLIBRI_GENERATED
 #define CLB_KERNELS(ctx)      (&MODEL_KERNELS)         /* the only ones there are */
 #define CLB_PANEL_OF(kernels) ((void)(kernels), panel) /* by its name, as all that is folded */
 #else
 extern const clb_kernels clb_kernels_plain, clb_kernels_avx2, clb_kernels_avx512,
     clb_kernels_neon_dot;
-#if defined(CLB_V128)
+#ifdef CLB_V128
 extern const clb_kernels CLB_V128;
 #endif
 #define CLB_KERNELS(ctx)      ((const clb_kernels *)(ctx)->kernels)
@@ -282,8 +284,11 @@ CLB_WALK clb_router clb_route;
 CLB_WALK uint64_t clb_block_bytes(uint32_t layout, uint32_t cols);
 
 /* layout.c: cells, CLB_CELL_ROWS × CLB_CELL_COLS weights each, into which outliers are
- * sorted */
+ * sorted; bytes of the index of cells, which the outliers follow */
 CLB_INTERNAL uint64_t clb_outlier_cells(uint32_t rows, uint32_t cols);
+static inline uint64_t clb_outlier_index(uint32_t rows, uint32_t cols) {
+    return 4 * (clb_outlier_cells(rows, cols) + 1);
+}
 
 /* linear.c: a matrix product, spread over the caller's threads where it is large */
 CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples,

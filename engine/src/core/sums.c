@@ -31,8 +31,6 @@ CLB_WALK void clb_each(uint32_t func, float *x, uint32_t n, const clb_kernels *k
     }
 }
 
-/* x = exp(x - the largest), a softmax but for its divisor, their sum, which is returned; without
- * kernels one by one. */
 CLB_WALK float clb_exp_sum(float *x, uint32_t n, const clb_kernels *kernels) {
     float best = -clb_inf();
     for (uint32_t i = 0; i < n; ++i) {

@@ -35,7 +35,7 @@ CLB_WALK void clb_delay(const clb_op *op, uint32_t samples, const clb_frame *fra
     }
 }
 
-#if !defined(COLIBRI_GENERATED)
+#ifndef COLIBRI_GENERATED
 #include "../check/proof.h"
 
 /* Its slots hold a chunk and what it looks back at. */
@@ -65,6 +65,7 @@ static uint64_t delay_kept(const clb_subject *s) {
     return (uint64_t)s->op->delay.slots * s->op->delay.width;
 }
 
-const clb_proof clb_delay_proof = {delay_fits, delay_uses, NULL, delay_work, delay_kept};
+const clb_proof clb_delay_proof = {
+    .fits = delay_fits, .uses = delay_uses, .work = delay_work, .kept = delay_kept};
 
 #endif

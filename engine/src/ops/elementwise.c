@@ -75,7 +75,7 @@ CLB_WALK void clb_quantize(const clb_op *op, const clb_tile *tile) {
     }
 }
 
-#if !defined(COLIBRI_GENERATED)
+#ifndef COLIBRI_GENERATED
 #include "../check/proof.h"
 
 /* Sizes and strides have a range. */
@@ -97,7 +97,7 @@ static uint64_t map_work(const clb_subject *s) {
     return clb_times(outer, (uint64_t)op->map.sizes[2] * op->map.sizes[3]);
 }
 
-const clb_proof clb_map_proof = {map_fits, map_uses, NULL, map_work, NULL};
+const clb_proof clb_map_proof = {.fits = map_fits, .uses = map_uses, .work = map_work};
 
 static void quantize_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
     const clb_op *op = s->op;
@@ -105,6 +105,6 @@ static void quantize_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
     uses[CLB_OUT].cols = op->quantize.inputs;
 }
 
-const clb_proof clb_quantize_proof = {NULL, quantize_uses, NULL, NULL, NULL};
+const clb_proof clb_quantize_proof = {.uses = quantize_uses};
 
 #endif

@@ -38,7 +38,7 @@ CLB_WALK void clb_embed(const clb_op *op, uint32_t samples, const clb_frame *fra
     }
 }
 
-#if !defined(COLIBRI_GENERATED)
+#ifndef COLIBRI_GENERATED
 #include "../check/proof.h"
 
 static int embed_fits(const clb_subject *s) {
@@ -51,6 +51,6 @@ static void embed_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
     clb_plain(uses, 1, 0, s->op->embed.width);
 }
 
-const clb_proof clb_embed_proof = {embed_fits, embed_uses, NULL, NULL, NULL};
+const clb_proof clb_embed_proof = {.fits = embed_fits, .uses = embed_uses};
 
 #endif

@@ -52,7 +52,7 @@ CLB_WALK void clb_reduce(const clb_op *op, const clb_tile *tile) {
     }
 }
 
-#if !defined(COLIBRI_GENERATED)
+#ifndef COLIBRI_GENERATED
 #include "../check/proof.h"
 
 enum { READ = 0x7, LEFT = 0x5 }; /* axes: outer, reduced, inner; and without the reduced one */
@@ -79,6 +79,6 @@ static uint64_t reduce_work(const clb_subject *s) {
                      op->reduce.inner);
 }
 
-const clb_proof clb_reduce_proof = {reduce_fits, reduce_uses, NULL, reduce_work, NULL};
+const clb_proof clb_reduce_proof = {.fits = reduce_fits, .uses = reduce_uses, .work = reduce_work};
 
 #endif

@@ -23,7 +23,7 @@ CLB_WALK void clb_rope(const clb_op *op, uint32_t samples, const clb_frame *fram
     }
 }
 
-#if !defined(COLIBRI_GENERATED)
+#ifndef COLIBRI_GENERATED
 #include "../check/proof.h"
 
 static int rope_fits(const clb_subject *s) {
@@ -33,6 +33,6 @@ static int rope_fits(const clb_subject *s) {
     return table && s->w0->cols >= s->model->header->context_tokens * turned;
 }
 
-const clb_proof clb_rope_proof = {rope_fits, NULL, NULL, NULL, NULL};
+const clb_proof clb_rope_proof = {.fits = rope_fits};
 
 #endif

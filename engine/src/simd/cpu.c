@@ -2,7 +2,7 @@
  * answer. */
 #include "../core/internal.h"
 
-#if defined(CLB_X86)
+#ifdef CLB_X86
 
 #include <cpuid.h>
 
@@ -24,7 +24,7 @@ static int has(uint32_t registers, uint32_t in_b, uint32_t in_c) {
 #endif
 
 const clb_kernels *clb_kernels_at(uint32_t n) {
-#if defined(CLB_X86)
+#ifdef CLB_X86
     const unsigned wide = bit_AVX2 | bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
     if (has(0xE6, wide, bit_AVX512VNNI) && n-- == 0) return &clb_kernels_avx512;
     if (has(6, bit_AVX2, 0) && n-- == 0) return &clb_kernels_avx2;
@@ -33,7 +33,7 @@ const clb_kernels *clb_kernels_at(uint32_t n) {
     __asm__("mrs %0, S3_0_C0_C6_0" : "=r"(features));
     if ((features >> 44 & 15u) != 0 && n-- == 0) return &clb_kernels_neon_dot;
 #endif
-#if defined(CLB_V128)
+#ifdef CLB_V128
     if (n-- == 0) return &CLB_V128;
 #endif
     return n == 0 ? &clb_kernels_plain : NULL;

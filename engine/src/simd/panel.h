@@ -3,7 +3,7 @@
  * vectors. */
 #include "../core/internal.h"
 
-#if defined(__clang__)
+#ifdef __clang__
 #define UNROLL_8 _Pragma("unroll")
 #define UNROLL_4 _Pragma("unroll 4")
 #define UNROLL_2 _Pragma("unroll 2")

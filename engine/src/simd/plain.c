@@ -48,7 +48,7 @@ FLOAT_PRODUCT(product_i8, int8_t,
  * registers hold. */
 enum { QUARTER = 4 };
 
-#if defined(__ARM_FEATURE_MVE)
+#ifdef __ARM_FEATURE_MVE
 #include <arm_mve.h>
 
 #define NAME "helium" /* its integers only: its float vectors flush denormals */
