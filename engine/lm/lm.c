@@ -3,13 +3,9 @@
 
 #include "ops/text.h"
 
-enum {
-    CHUNK = 512 /* ids converted at once */
-};
+enum { CHUNK = 512 }; /* ids converted at once */
 
-static const clb_header *header_of(const colibri_context_t *ctx) {
-    return (const clb_header *)(const void *)ctx->model;
-}
+static const clb_header *header_of(const colibri_context_t *ctx) { return clb_at(ctx->model, 0); }
 
 static int is_ready(const colibri_context_t *ctx) { return ctx != NULL && ctx->model != NULL; }
 
@@ -97,7 +93,7 @@ int colibri_lm_rewind(colibri_context_t *ctx, int position) {
     if (to > 0 && header->context_tokens == CLB_LIMIT) {
         return COLIBRI_ERR_REWIND; /* its firmware may have no records */
     }
-    const clb_op *ops = (const clb_op *)(const void *)(ctx->model + header->ops_offset);
+    const clb_op *ops = clb_at(ctx->model, header->ops_offset);
     for (uint32_t n = 0; n < header->main_ops && to > 0; ++n) {
         if (!reaches(&ops[n], to, ctx->position)) return COLIBRI_ERR_REWIND;
     }

@@ -10,8 +10,9 @@ static uint32_t run_op(const clb_op *op, uint32_t first, uint32_t samples, clb_f
     const uint32_t loop = op->code == CLB_OP_LOOP;
     const uint32_t steps = loop ? op->loop.steps : 1;
     const uint32_t body = loop ? op->loop.body : 1;
+    const int backward = loop && op->loop.backward;
     for (uint32_t step = 0; step < steps; ++step) {
-        frame->step = loop && op->loop.backward ? steps - 1 - step : step;
+        frame->step = backward ? steps - 1 - step : step;
         for (const clb_op *each = op + loop; each < op + loop + body; ++each) {
             clb_kernel *kernel = row_kernels[each->code];
             if (kernel == NULL) {
@@ -43,9 +44,10 @@ void clb_run_program(uint32_t samples, clb_frame *frame) {
     frame->model = &model;
     frame->tensors = model.tensors;
     const clb_header *h = model.header;
-    const int reads = h->encoder_ops != 0 && frame->ctx->source == 0;
-    const uint32_t end = reads ? h->encoder_ops : h->main_ops;
-    for (uint32_t n = reads ? 0 : h->encoder_ops; n < end;) {
+    const uint32_t encoder = h->encoder_ops;
+    const int reads = encoder != 0 && frame->ctx->source == 0;
+    const uint32_t end = reads ? encoder : h->main_ops;
+    for (uint32_t n = reads ? 0 : encoder; n < end;) {
         const clb_op *op = &model.ops[n];
         const uint32_t first = n < h->tail_op ? 0 : frame->tail;
         if (op->code == CLB_OP_MOE) {

@@ -79,6 +79,9 @@
 #define CLB_WIDTH  (CLB_PANEL * CLB_LANES) /* its outputs */
 #define CLB_SCALAR (CLB_PANEL == 1u) /* loops over lanes gain nothing, and a call to memcpy costs */
 
+/* Bytes of a group of int4 weights: 8 scales, and the nibbles of 8 rows. */
+#define CLB_INT4_BYTES (CLB_LANES * (2 + CLB_WEIGHT_GROUP / 2))
+
 /* What lies there. */
 static inline const void *clb_at(const uint8_t *bytes, uint64_t offset) { return bytes + offset; }
 
@@ -114,9 +117,8 @@ typedef struct {
     const float *input;
     float *output;
     const clb_routed *routed; /* in an expert */
-    uint32_t
-        /* the first sample whose output is wanted: the operations from tail_op on begin with it */
-        tail;
+    /* the first sample whose output is wanted: the operations from tail_op on begin with it */
+    uint32_t tail;
     uint32_t position; /* of sample 0 in its text */
     uint32_t step;     /* of the loop that runs */
     const colibri_context_t *ctx;
@@ -124,9 +126,8 @@ typedef struct {
 
 /* Up to CLB_TILE rows for a kernel: one pointer a row. */
 typedef struct {
-    uint32_t rows,
-        /* a product may compute more rows than there are, where that is quicker, and drop them */
-        computed;
+    /* a product may compute more rows than there are, where that is quicker, and drop them */
+    uint32_t rows, computed;
     const float *w0, *w1; /* NULL: none */
     const float *a[CLB_TILE], *b[CLB_TILE];
     float *out[CLB_TILE];
@@ -157,18 +158,19 @@ typedef struct {
 /* What one instruction set provides; every table gives the same bits. */
 typedef struct clb_kernels {
     const char *name;
-    void (*panel)(const clb_matrix *m, const clb_tile *tile, uint32_t first,
-                  uint32_t blocks); /* writes the tile's out */
-    void (*outliers)(const clb_matrix *m, const clb_tile *tile, uint32_t first,
-                     uint32_t end); /* rows of cells: out += E·x */
+    /* writes the tile's out */
+    void (*panel)(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t blocks);
+    /* rows of cells: out += E·x */
+    void (*outliers)(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t end);
     void (*quantize)(const float *x, float *row, uint32_t cols);
-    void (*unary)(uint32_t func, float p0, float p1, const float *x, float *out,
-                  size_t n); /* out may be x */
-    void (*binary)(uint32_t func, const float *a, const float *b, float *out,
-                   size_t n); /* out may be a or b */
-    void (*mix)(float weight, const float *value, float *total, size_t n,
-                int first); /* total may be value */
-    int (*sound)(void); /* whether they compute as they must: clb_sound, as they were compiled */
+    /* out may be x */
+    void (*unary)(uint32_t func, float p0, float p1, const float *x, float *out, size_t n);
+    /* out may be a or b */
+    void (*binary)(uint32_t func, const float *a, const float *b, float *out, size_t n);
+    /* total may be value */
+    void (*mix)(float weight, const float *value, float *total, size_t n, int first);
+    /* whether they compute as they must: clb_sound, as they were compiled */
+    int (*sound)(void);
 } clb_kernels;
 
 /* The table that simd/v128.c makes of these compiler flags, if any. */
@@ -191,8 +193,8 @@ extern const clb_kernels CLB_V128;
 #define CLB_PANEL_OF(kernels) (kernels)->panel
 #endif
 
-CLB_INTERNAL const clb_kernels *clb_kernels_at(
-    uint32_t n); /* the n-th best this processor runs, from 0; NULL where there are no more */
+/* The n-th best this processor runs, from 0; NULL where there are no more. */
+CLB_INTERNAL const clb_kernels *clb_kernels_at(uint32_t n);
 
 /* check/measure.c: words of a record, of an operation from w0 on, are in the range that spec.py has
  * of them */
@@ -203,9 +205,8 @@ CLB_INTERNAL int clb_read_header(const uint8_t *model, const clb_header **header
 CLB_INTERNAL int clb_validate(const uint8_t *model, uint64_t size, clb_model *parsed);
 void clb_parse(const uint8_t *model, clb_model *parsed);
 
-/* checksum.c: of the bytes alone, or behind others whose checksum is `before` */
-CLB_INTERNAL uint32_t clb_crc32(const void *data, uint64_t bytes);
-CLB_INTERNAL uint32_t clb_crc32_on(uint32_t before, const void *data, uint64_t bytes);
+/* checksum.c: of bytes behind others whose checksum is `before`; 0: there are none */
+CLB_INTERNAL uint32_t clb_crc32(uint32_t before, const void *data, uint64_t bytes);
 
 /* context.c: why a context cannot live there */
 CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t context_bytes);
@@ -342,8 +343,8 @@ static inline clb_quantized clb_quantized_at(const float *row, uint32_t cols) {
 static inline float clb_half(uint16_t h) {
     const uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
     const uint32_t rest = (uint32_t)(h & 0x7FFFu) << 13;
-    const float finite =
-        clb_from_bits(rest) * 0x1p112f; /* moves the exponent; denormals included */
+    /* Moves the exponent; denormals included. */
+    const float finite = clb_from_bits(rest) * 0x1p112f;
     return clb_from_bits(sign | (rest >= 0x0F800000u ? 0x7F800000u | rest : clb_bits(finite)));
 }
 

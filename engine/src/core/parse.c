@@ -32,7 +32,7 @@ int clb_read_header(const uint8_t *model, const clb_header **header) {
     if (one.first != 1) return COLIBRI_ERR_BIG_ENDIAN;
     const clb_header *h = clb_at(model, 0);
     if (h->version != CLB_FORMAT_VERSION) return COLIBRI_ERR_VERSION;
-    const uint32_t crc = clb_crc32(model, sizeof *h - sizeof h->header_crc);
+    const uint32_t crc = clb_crc32(0, model, sizeof *h - sizeof h->header_crc);
     if (crc != h->header_crc) return COLIBRI_ERR_HEADER;
     if (!has_room(h)) return COLIBRI_ERR_TOO_LARGE;
     if (!sizes_fit(h)) return COLIBRI_ERR_HEADER;

@@ -5,8 +5,10 @@
 /* No step without its state in memory. */
 static int loop_fits(const clb_subject *s) {
     const clb_op *op = s->op;
-    const uint64_t most = s->model->header->context_bytes / sizeof(float);
-    if (op->work.space != CLB_SPACE_NONE || s->scope->looped != 0) return 0;
+    const clb_header *h = s->model->header;
+    const uint64_t most = h->context_bytes / sizeof(float);
+    if (s->scope->looped != 0) return 0;
+    if (op->work.space != CLB_SPACE_NONE) return 0;
     return op->loop.steps <= most;
 }
 

@@ -9,16 +9,18 @@
 /* Whether the processor has F16C and these features of its leaf 7, and the operating system saves
  * these registers: 6 the 256-bit ones, 0xE6 the 512-bit ones too. */
 static int has(uint32_t registers, uint32_t in_b, uint32_t in_c) {
-    enum { A, B, C, D };
-    uint32_t leaf[4];
+    uint32_t a;
+    uint32_t b;
+    uint32_t c;
+    uint32_t d;
     uint32_t saved;
     uint32_t high;
-    if (!__get_cpuid(1, &leaf[A], &leaf[B], &leaf[C], &leaf[D])) return 0;
-    if ((leaf[C] & bit_OSXSAVE) == 0 || (leaf[C] & bit_F16C) == 0) return 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
+    if ((c & bit_OSXSAVE) == 0 || (c & bit_F16C) == 0) return 0;
     __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
     if ((saved & registers) != registers) return 0;
-    if (!__get_cpuid_count(7, 0, &leaf[A], &leaf[B], &leaf[C], &leaf[D])) return 0;
-    return (leaf[B] & in_b) == in_b && (leaf[C] & in_c) == in_c;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+    return (b & in_b) == in_b && (c & in_c) == in_c;
 }
 
 #endif

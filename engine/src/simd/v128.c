@@ -55,8 +55,10 @@ FORCE_INLINE vf f16_at(place p) {
         typedef uint16_t halves __attribute__((vector_size(8)));
         halves packed;
         memcpy(&packed, bits_at + h * 4, sizeof packed);
-        const bits wide = __builtin_convertvector(packed, bits), rest = (wide & 0x7FFFu) << 13;
-        const bits finite = (bits)((floats)rest * 0x1p112f), special = (bits)(rest >= 0x0F800000u);
+        const bits wide = __builtin_convertvector(packed, bits);
+        const bits rest = (wide & 0x7FFFu) << 13;
+        const bits finite = (bits)((floats)rest * 0x1p112f);
+        const bits special = (bits)(rest >= 0x0F800000u);
         v.half[h] = (floats)((wide & 0x8000u) << 16 | (special & (rest | 0x7F800000u)) |
                              (~special & finite));
 #endif
