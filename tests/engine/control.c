@@ -15,14 +15,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static clb_control read_control(void) {
-    clb_control word;
-    CLB_READ_CONTROL(word);
-    return word;
-}
-
-static void write_control(clb_control word) { CLB_WRITE_CONTROL(word); }
-
 /* Denormal results, denormal operands, both; up, down, to zero; to zero with both; traps. */
 #if defined(__SSE__)
 static const uint32_t words[] = {0x9F80, 0x1FC0, 0x9FC0, 0x5F80, 0x3F80, 0x7F80, 0xFFC0, 0x0000};
@@ -70,7 +62,7 @@ static float *scratch;
 
 static void meddle(void *user, int layer, const int32_t *experts, int tokens, int k) {
     (void)user, (void)layer, (void)experts, (void)tokens, (void)k;
-    write_control(foreign);
+    clb_write_control(foreign);
 }
 
 typedef struct {
@@ -81,11 +73,11 @@ typedef struct {
 
 static void *take(void *arg) {
     const share *s = arg;
-    write_control(foreign);
+    clb_write_control(foreign);
     for (uint32_t i = s->first; i < s->count; i += 2) {
         s->task(s->arg, i);
-        expect((read_control() & CLB_CONTROL) == (foreign & CLB_CONTROL), "a task keeps its word",
-               foreign);
+        expect((clb_read_control() & CLB_CONTROL) == (foreign & CLB_CONTROL),
+               "a task keeps its word", foreign);
     }
     return NULL;
 }
@@ -149,9 +141,9 @@ static void quantise_in(uint32_t word) {
                 state = state * 1664525u + 1013904223u;
                 x[i] = (float)(int32_t)state * 0x1p-31f;
             }
-            write_control(word);
+            clb_write_control(word);
             clb_kernels_at(n)->quantize(x, record, COLS);
-            write_control(CLB_STANDARD);
+            clb_write_control(CLB_STANDARD);
             const clb_quantized r = clb_quantized_at(record, COLS);
             for (uint32_t i = 0; i < COLS; ++i) {
                 expect(r.q[i] >= -127 && r.q[i] * x[i] >= 0.0f,
@@ -185,20 +177,20 @@ int main(int argc, char **argv) {
                 ctx->on_route = hooks & 1 ? meddle : NULL;
                 ctx->parallel = hooks & 2 ? in_threads : NULL;
                 memset(have, 0, size);
-                write_control(foreign);
+                clb_write_control(foreign);
                 colibri_forward(ctx, input, have, batch);
-                const clb_control after = read_control();
-                write_control(CLB_STANDARD);
+                const clb_control after = clb_read_control();
+                clb_write_control(CLB_STANDARD);
                 expect(ctx->status == COLIBRI_OK && memcmp(have, want, size) == 0,
                        "a forward gives its bits", foreign);
                 expect((after & CLB_CONTROL) == foreign, "a forward restores the word", foreign);
-                write_control(foreign);
+                clb_write_control(foreign);
                 const int result = colibri_selftest(ctx, have);
-                write_control(CLB_STANDARD);
+                clb_write_control(CLB_STANDARD);
                 expect(result == COLIBRI_OK, "the self-test passes", foreign);
             }
             /* a worker of the ready-made pool has the word of the thread that started it */
-            write_control(foreign);
+            clb_write_control(foreign);
             colibri_pool_start(&pool, 2);
             ctx->parallel = colibri_pool_run;
             ctx->parallel_user = &pool;
@@ -206,7 +198,7 @@ int main(int argc, char **argv) {
             memset(have, 0, size);
             colibri_forward(ctx, input, have, batch);
             colibri_pool_stop(&pool);
-            write_control(CLB_STANDARD);
+            clb_write_control(CLB_STANDARD);
             expect(memcmp(have, want, size) == 0, "the pool gives its bits", foreign);
             quantise_in(foreign == 0x0000 && CLB_STANDARD != 0 ? CLB_STANDARD : foreign);
         }

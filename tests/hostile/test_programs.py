@@ -70,9 +70,9 @@ def counted(program: Program) -> int:
     def one(o: Any) -> int:
         if o.code in ("linear", "linear_q"):
             outliers = 0
-            if (outliers := o["outliers"]) is not None:
-                cells = -(-outliers.rows // 64) * -(-outliers.cols // 1024)
-                outliers = cells * min((outliers.bytes - 4 * (cells + 1)) // 4, 65536)
+            if (tensor := o["outliers"]) is not None:
+                cells = -(-tensor.rows // 64) * -(-tensor.cols // 1024)
+                outliers = cells * min((tensor.bytes - 4 * (cells + 1)) // 4, 65536)
             return int(o.rows * (o["inputs"] * o["outputs"] + o["outputs"] + outliers))
         if o.code == "moe":
             layer = program.layers[o["layer"]]

@@ -64,21 +64,26 @@ typedef uint32_t clb_control;
 #define CLB_WRITE_CONTROL(word) ((void)(word))
 #endif
 
+static inline clb_control clb_read_control(void) {
+    clb_control word;
+    CLB_READ_CONTROL(word);
+    return word;
+}
+static inline void clb_write_control(clb_control word) { CLB_WRITE_CONTROL(word); }
+
 /* Compute as the standard says from here on; what clb_restore takes. Writing costs more than
  * looking. */
 static inline clb_control clb_standard(void) {
-    clb_control found;
-    CLB_READ_CONTROL(found);
+    const clb_control found = clb_read_control();
     if ((found & CLB_CONTROL) != CLB_STANDARD) {
-        const clb_control standard = (found & ~(clb_control)CLB_CONTROL) | CLB_STANDARD;
-        CLB_WRITE_CONTROL(standard);
+        clb_write_control((found & ~(clb_control)CLB_CONTROL) | CLB_STANDARD);
     }
     return found;
 }
 
 static inline void clb_restore(clb_control found) {
     if ((found & CLB_CONTROL) != CLB_STANDARD) {
-        CLB_WRITE_CONTROL(found);
+        clb_write_control(found);
     }
 }
 
