@@ -26,7 +26,7 @@ uint32_t board_stack_used(const uint8_t *top);
 
 static inline __attribute__((always_inline)) uint8_t *board_stack_pointer(void) {
     uint8_t *sp;
-#if defined(__riscv)
+#ifdef __riscv
     __asm__ volatile("mv %0, sp" : "=r"(sp));
 #else
     __asm__ volatile("mov %0, sp" : "=r"(sp));

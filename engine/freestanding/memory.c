@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__wasm_bulk_memory__)
+#ifdef __wasm_bulk_memory__
 
 void *memcpy(void *restrict to, const void *restrict from, size_t n) {
     return __builtin_memcpy(to, from, n);

@@ -7,7 +7,7 @@
 
 #include "colibri_inspect.h"
 
-#if defined(__linux__)
+#ifdef __linux__
 
 #include <errno.h>
 #include <fcntl.h>

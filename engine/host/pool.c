@@ -95,7 +95,7 @@ static void *work(void *arg) {
 }
 
 static int processors(void) {
-#if defined(__linux__)
+#ifdef __linux__
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
 #endif

@@ -5,7 +5,7 @@
 
 #include "host.h"
 
-#if defined(__linux__)
+#ifdef __linux__
 
 #include "colibri_ring.h"
 
@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#if !defined(MADV_POPULATE_READ)
+#ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22 /* Linux 5.14 */
 #endif
 

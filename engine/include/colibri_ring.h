@@ -24,7 +24,7 @@
 #define COLIBRI_RING_SINGLE
 #endif
 
-#if defined(COLIBRI_RING_SINGLE)
+#ifdef COLIBRI_RING_SINGLE
 typedef uint32_t colibri_ring_count;
 typedef void *colibri_ring_slot;
 #define COLIBRI_RING_LOAD(at, order)         (*(at))

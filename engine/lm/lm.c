@@ -3,13 +3,9 @@
 
 #include "ops/text.h"
 
-enum {
-    CHUNK = 512 /* ids converted at once */
-};
+enum { CHUNK = 512 }; /* ids converted at once */
 
-static const clb_header *header_of(const colibri_context_t *ctx) {
-    return (const clb_header *)(const void *)ctx->model;
-}
+static const clb_header *header_of(const colibri_context_t *ctx) { return clb_at(ctx->model, 0); }
 
 static int is_ready(const colibri_context_t *ctx) { return ctx != NULL && ctx->model != NULL; }
 
@@ -19,7 +15,8 @@ static int fits(const colibri_context_t *ctx, uint32_t position, const int32_t *
     if (tokens == NULL) return COLIBRI_ERR_NULL;
     if (ctx->busy) return COLIBRI_ERR_BUSY;
     if (count < 1) return COLIBRI_ERR_BATCH;
-    if (position > most || (uint32_t)count > most - position) return COLIBRI_ERR_CONTEXT;
+    if (position > most) return COLIBRI_ERR_CONTEXT;
+    if ((uint32_t)count > most - position) return COLIBRI_ERR_CONTEXT;
     for (int i = 0; i < count; ++i) {
         if (ctx->input_size != 1 || tokens[i] < 0 || (uint32_t)tokens[i] >= ctx->output_size) {
             return COLIBRI_ERR_TOKEN;
@@ -50,9 +47,8 @@ int colibri_lm_source(colibri_context_t *ctx, const int32_t *tokens, int count) 
 
 /* Tokens that run at once. */
 static int largest_chunk(const colibri_context_t *ctx) {
-    if (header_of(ctx)->tail_op == header_of(ctx)->main_ops) {
-        return 1; /* the last rows of a chunk cannot run alone */
-    }
+    const clb_header *h = header_of(ctx);
+    if (h->tail_op == h->main_ops) return 1; /* the last rows of a chunk cannot run alone */
     return ctx->max_batch < CHUNK ? ctx->max_batch : CHUNK;
 }
 
@@ -97,10 +93,9 @@ int colibri_lm_rewind(colibri_context_t *ctx, int position) {
     const uint32_t to = (uint32_t)position;
     if (position < 0 || to > ctx->position) return COLIBRI_ERR_REWIND;
     const clb_header *header = header_of(ctx);
-    if (to > 0 && header->context_tokens == CLB_LIMIT) {
-        return COLIBRI_ERR_REWIND; /* its firmware may have no records */
-    }
-    const clb_op *ops = (const clb_op *)(const void *)(ctx->model + header->ops_offset);
+    /* A stream's firmware may have no records. */
+    if (to > 0 && header->context_tokens == CLB_LIMIT) return COLIBRI_ERR_REWIND;
+    const clb_op *ops = clb_at(ctx->model, header->ops_offset);
     for (uint32_t n = 0; n < header->main_ops && to > 0; ++n) {
         if (!reaches(&ops[n], to, ctx->position)) return COLIBRI_ERR_REWIND;
     }

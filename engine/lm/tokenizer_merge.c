@@ -62,7 +62,10 @@ typedef struct {
 } symbols;
 
 static uint32_t better(const symbols *s, uint32_t a, uint32_t b) {
-    return s->ranks[a] < s->ranks[b] || (s->ranks[a] == s->ranks[b] && a < b) ? a : b;
+    const uint32_t rank_a = s->ranks[a];
+    const uint32_t rank_b = s->ranks[b];
+    if (rank_a == rank_b) return a < b ? a : b;
+    return rank_a < rank_b ? a : b;
 }
 
 static uint32_t winner(const symbols *s, uint32_t node) {

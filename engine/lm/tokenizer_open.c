@@ -35,7 +35,9 @@ static uint32_t crc32_of(const uint8_t *p, size_t bytes) {
 /* Whether all `count` numbers are less than `limit`, or NONE where that is allowed. */
 static int below(const uint32_t *numbers, uint64_t count, uint32_t limit, int or_none) {
     for (uint64_t n = 0; n < count; ++n) {
-        if (numbers[n] >= limit && !(or_none && numbers[n] == CLB_NONE)) return 0;
+        const uint32_t number = numbers[n];
+        const int none = or_none && number == CLB_NONE;
+        if (number >= limit && !none) return 0;
     }
     return 1;
 }
@@ -47,7 +49,10 @@ static int bytes_below(const uint8_t *numbers, uint64_t count, uint32_t limit) {
     return 1;
 }
 
-static int is_character(uint32_t c) { return c < 0xD800 || (c > 0xDFFF && c <= LAST_POINT); }
+static int is_character(uint32_t c) {
+    const int surrogate = c >= 0xD800 && c <= 0xDFFF;
+    return c <= LAST_POINT && !surrogate;
+}
 
 /* --- the header --- */
 
@@ -63,19 +68,25 @@ static int ranges_fit(const clb_tok_header *h) {
     static const range ranges[] = {CLB_TOK_RANGES(HEADER_RANGE)};
     const uint32_t *words = (const uint32_t *)(const void *)h;
     for (size_t n = 0; n < sizeof ranges / sizeof ranges[0]; ++n) {
-        const uint32_t value = words[ranges[n].word];
-        if (value < ranges[n].least || value > ranges[n].most) return 0;
+        const range *r = &ranges[n];
+        const uint32_t value = words[r->word];
+        if (value < r->least || value > r->most) return 0;
     }
     return 1;
 }
 
+/* Nodes that no other leads to, the first ones. */
+static uint32_t roots_of(const clb_tok_header *h) { return h->raw_nodes + h->normal_nodes; }
+
 static int header_fits(const clb_tok_header *h) {
-    if (!ranges_fit(h) || h->longest > h->text_bytes) return 0;
-    if ((h->bos >= h->vocab && h->bos != CLB_NONE) || (h->reserved[0] | h->reserved[1]) != 0) {
-        return 0;
-    }
-    if (h->flags & FLAG_NFC && (h->nfc_blocks == 0 || h->nfc_records == 0)) return 0;
-    return h->raw_nodes + h->normal_nodes <= h->nodes;
+    const int composes = (h->flags & FLAG_NFC) != 0;
+    if (!ranges_fit(h)) return 0;
+    if (h->longest > h->text_bytes) return 0;
+    if (h->bos >= h->vocab && h->bos != CLB_NONE) return 0;
+    if ((h->reserved[0] | h->reserved[1]) != 0) return 0;
+    if (composes && h->nfc_blocks == 0) return 0;
+    if (composes && h->nfc_records == 0) return 0;
+    return roots_of(h) <= h->nodes;
 }
 
 /* --- tokens and merges --- */
@@ -92,16 +103,20 @@ static int bytes_begin(const clb_tokenizer *t) {
 /* Whether tokens lie one behind the other, and fill their bytes. */
 static int starts_fit(const clb_tokenizer *t) {
     const clb_tok_header *h = t->head;
+    const uint32_t *starts = t->starts;
     for (uint32_t n = 0; n < h->vocab; ++n) {
-        if (t->starts[n] > t->starts[n + 1]) return 0;
+        if (starts[n] > starts[n + 1]) return 0;
     }
-    return t->starts[0] == 0 && t->starts[h->vocab] == h->text_bytes;
+    return starts[0] == 0 && starts[h->vocab] == h->text_bytes;
 }
 
 static int merges_fit(const clb_tokenizer *t) {
-    for (uint32_t n = 0; n < t->head->merge_slots + t->head->merge_probes; ++n) {
+    const clb_tok_header *h = t->head;
+    const uint32_t merges = h->merge_slots + h->merge_probes;
+    for (uint32_t n = 0; n < merges; ++n) {
         const clb_tok_merge *m = &t->merges[n];
-        if (m->left != CLB_NONE && (m->result >= t->head->vocab || m->rank == CLB_NONE)) return 0;
+        if (m->left == CLB_NONE) continue;
+        if (m->result >= h->vocab || m->rank == CLB_NONE) return 0;
     }
     return 1;
 }
@@ -110,16 +125,19 @@ static int tokens_fit(const clb_tokenizer *t) {
     const clb_tok_header *h = t->head;
     if (!starts_fit(t) || !merges_fit(t) || !bytes_begin(t)) return 0;
     if (!bytes_below(t->kinds, h->vocab, TOKEN_ALL + 1)) return 0;
-    return below(t->hash, h->hash_slots + h->hash_probes, h->vocab, 1) &&
-           below(t->ids, h->before + h->after + h->eos, h->vocab, 0);
+    const uint32_t hashed = h->hash_slots + h->hash_probes;
+    const uint32_t ids = h->before + h->after + h->eos;
+    if (!below(t->hash, hashed, h->vocab, 1)) return 0;
+    return below(t->ids, ids, h->vocab, 0);
 }
 
 /* --- the tries of added tokens --- */
 
 /* Whether the bytes of `count` nodes from `first` on rise, so that a binary search finds them. */
 static int bytes_rise(const clb_tokenizer *t, uint32_t first, uint32_t count) {
+    const clb_tok_node *nodes = &t->nodes[first];
     for (uint32_t n = 1; n < count; ++n) {
-        if (t->nodes[first + n].byte <= t->nodes[first + n - 1].byte) return 0;
+        if (nodes[n].byte <= nodes[n - 1].byte) return 0;
     }
     return 1;
 }
@@ -131,7 +149,8 @@ static int forest_fits(const clb_tokenizer *t, uint32_t roots) {
     uint32_t claimed = roots;
     for (uint32_t n = 0; n < nodes; ++n) {
         const clb_tok_node *node = &t->nodes[n];
-        if (n >= claimed || node->first != claimed || node->count > nodes - claimed) return 0;
+        if (n >= claimed || node->first != claimed) return 0;
+        if (node->count > nodes - claimed) return 0;
         if (!bytes_rise(t, node->first, node->count)) return 0;
         claimed += node->count;
     }
@@ -142,7 +161,9 @@ static int forest_fits(const clb_tokenizer *t, uint32_t roots) {
  * is the one before. */
 static uint32_t parent_of(const clb_tokenizer *t, uint32_t node, uint32_t roots, uint32_t *from) {
     if (node == CLB_NONE || node < roots) return CLB_NONE;
-    while (t->nodes[*from].first + t->nodes[*from].count <= node) {
+    const clb_tok_node *parent = &t->nodes[*from];
+    while (parent->first + parent->count <= node) {
+        ++parent;
         ++*from;
     }
     return *from;
@@ -164,18 +185,20 @@ static int ends_whole(const clb_tokenizer *t, const uint32_t way[LONGEST]) {
 /* Whether a node ends no token that cuts characters; way[0] is its number. */
 static int node_fits(const clb_tokenizer *t, const uint32_t way[LONGEST], uint32_t roots) {
     const clb_tok_node *node = &t->nodes[way[0]];
-    if (node->flags > ADDED_ALL || (way[0] < roots && within_character(node->byte))) return 0;
-    if (node->token != CLB_NONE && (node->token >= t->head->vocab || !ends_whole(t, way))) return 0;
-    return 1;
+    if (node->flags > ADDED_ALL) return 0;
+    if (way[0] < roots && within_character(node->byte)) return 0;
+    if (node->token == CLB_NONE) return 1;
+    return node->token < t->head->vocab && ends_whole(t, way);
 }
 
 /* Text is valid UTF-8, so a token that begins with a character and ends with one cuts it between
  * two. */
 static int added_tokens_fit(const clb_tokenizer *t) {
     const clb_tok_header *h = t->head;
-    const uint32_t roots = h->raw_nodes + h->normal_nodes;
+    const uint32_t roots = roots_of(h);
     uint32_t from[LONGEST] = {0};
-    if (!bytes_rise(t, 0, h->raw_nodes) || !bytes_rise(t, h->raw_nodes, h->normal_nodes)) return 0;
+    if (!bytes_rise(t, 0, h->raw_nodes)) return 0;
+    if (!bytes_rise(t, h->raw_nodes, h->normal_nodes)) return 0;
     if (!forest_fits(t, roots)) return 0;
     for (uint32_t n = 0; n < h->nodes; ++n) {
         uint32_t way[LONGEST] = {n};
@@ -193,9 +216,10 @@ static int added_tokens_fit(const clb_tokenizer *t) {
 static int table_fits(const clb_tok_stage *stage, const uint16_t *table, uint64_t columns,
                       uint64_t left) {
     const uint64_t states = stage->states;
-    if (states < 2 || states > MATCHED || stage->keep >= KEEP_COUNT) return 0;
-    if (states * columns > left) return 0;
-    for (uint64_t n = 0; n < states * columns; ++n) {
+    const uint64_t entries = states * columns;
+    if (states < 2 || states > MATCHED) return 0;
+    if (stage->keep >= KEEP_COUNT || entries > left) return 0;
+    for (uint64_t n = 0; n < entries; ++n) {
         if ((table[n] & ~MATCHED) >= states) return 0;
     }
     return 1;
@@ -207,19 +231,25 @@ static int patterns_fit(clb_tokenizer *t) {
     const uint64_t columns = (uint64_t)h->classes + 1;
     uint64_t used = 0;
     for (uint32_t n = 0; n < h->stages; ++n) {
-        t->tables[n] = t->entries + used;
-        if (!table_fits(&t->stages[n], t->tables[n], columns, h->entries - used)) return 0;
-        used += t->stages[n].states * columns;
+        const clb_tok_stage *stage = &t->stages[n];
+        const uint16_t *table = t->entries + used;
+        const uint64_t left = h->entries - used;
+        t->tables[n] = table;
+        if (!table_fits(stage, table, columns, left)) return 0;
+        used += stage->states * columns;
     }
-    return used == h->entries && bytes_below(t->class_index, BLOCK_COUNT, h->blocks) &&
-           bytes_below(t->class_blocks, (uint64_t)h->blocks * BLOCK_SIZE, h->classes);
+    const uint64_t points = (uint64_t)h->blocks * BLOCK_SIZE;
+    if (used != h->entries) return 0;
+    if (!bytes_below(t->class_index, BLOCK_COUNT, h->blocks)) return 0;
+    return bytes_below(t->class_blocks, points, h->classes);
 }
 
 /* --- the normal form --- */
 
 static int records_fit(const clb_tokenizer *t) {
-    const uint32_t points = t->head->nfc_points;
-    for (uint32_t n = 0; n < t->head->nfc_records; ++n) {
+    const clb_tok_header *h = t->head;
+    const uint32_t points = h->nfc_points;
+    for (uint32_t n = 0; n < h->nfc_records; ++n) {
         const clb_tok_record *r = &t->records[n];
         if (r->order > MOST_ORDER || r->count > MOST_PARTS) return 0;
         if (r->first > points || r->count > points - r->first) return 0;
@@ -229,10 +259,11 @@ static int records_fit(const clb_tokenizer *t) {
 
 /* Whether characters decompose to characters, and compose to some. */
 static int points_fit(const clb_tokenizer *t) {
-    for (uint32_t n = 0; n < t->head->nfc_points; ++n) {
+    const clb_tok_header *h = t->head;
+    for (uint32_t n = 0; n < h->nfc_points; ++n) {
         if (!is_character(t->points[n])) return 0;
     }
-    for (uint32_t n = 0; n < t->head->nfc_pairs; ++n) {
+    for (uint32_t n = 0; n < h->nfc_pairs; ++n) {
         if (!is_character(t->pairs[n].whole)) return 0;
     }
     return 1;
@@ -250,10 +281,13 @@ static int nfc_fits(const clb_tokenizer *t) {
 /* --- the whole file --- */
 
 static void find_beginnings(clb_tokenizer *t) {
-    const uint32_t roots = t->head->raw_nodes + t->head->normal_nodes;
+    const clb_tok_header *h = t->head;
+    const uint32_t roots = roots_of(h);
     for (uint32_t n = 0; n < roots; ++n) {
-        uint8_t *bits = t->begins[n >= t->head->raw_nodes];
-        bits[t->nodes[n].byte >> 3] |= (uint8_t)(1u << (t->nodes[n].byte & 7));
+        const uint8_t byte = t->nodes[n].byte;
+        const uint8_t bit = (uint8_t)(1u << (byte & 7));
+        const int normal = n >= h->raw_nodes;
+        t->begins[normal][byte >> 3] |= bit;
     }
 }
 
@@ -265,21 +299,23 @@ static int is_little_endian(void) {
     return one.bytes[0] == 1;
 }
 
+static const clb_tok_header *header_of(const void *file) { return file; }
+
 /* Whether the file is a tokenizer.bin of this version, whole and undamaged. */
 static int check_bytes(const uint8_t *file, size_t size) {
-    const clb_tok_header *h = (const clb_tok_header *)(const void *)file;
+    const clb_tok_header *h = header_of(file);
     if (!is_little_endian()) return COLIBRI_ERR_BIG_ENDIAN;
     if ((uintptr_t)file % CLB_ALIGN_MODEL != 0) return COLIBRI_ERR_MISALIGNED;
     if (size < sizeof *h) return COLIBRI_ERR_TRUNCATED;
     if (memcmp(h->magic, TOKENIZER_MAGIC, sizeof h->magic) != 0) return COLIBRI_ERR_TOKENIZER;
     if (h->version != TOKENIZER_VERSION) return COLIBRI_ERR_VERSION;
     const uint32_t header_crc = crc32_of(file, offsetof(clb_tok_header, header_crc));
-    if (header_crc != h->header_crc || h->total_bytes < sizeof *h) return COLIBRI_ERR_TOKENIZER;
+    if (header_crc != h->header_crc) return COLIBRI_ERR_TOKENIZER;
+    if (h->total_bytes < sizeof *h) return COLIBRI_ERR_TOKENIZER;
     if (size < h->total_bytes) return COLIBRI_ERR_TRUNCATED;
-    if (crc32_of(file + sizeof *h, h->total_bytes - sizeof *h) != h->body_crc) {
-        return COLIBRI_ERR_CHECKSUM;
-    }
-    return COLIBRI_OK;
+    const size_t body = h->total_bytes - sizeof *h;
+    const uint32_t body_crc = crc32_of(file + sizeof *h, body);
+    return body_crc == h->body_crc ? COLIBRI_OK : COLIBRI_ERR_CHECKSUM;
 }
 
 static uint64_t if_flags(const clb_tok_header *head, uint32_t flags, uint64_t count) {
@@ -300,7 +336,7 @@ static int place_sections(clb_tokenizer *t, const clb_tok_header *head) {
 }
 
 static int open_file(clb_tokenizer *t, const uint8_t *file, size_t size) {
-    const clb_tok_header *h = (const clb_tok_header *)(const void *)file;
+    const clb_tok_header *h = header_of(file);
     const int error = check_bytes(file, size);
     if (error != COLIBRI_OK) return error;
     if (!header_fits(h) || !place_sections(t, h)) return COLIBRI_ERR_TOKENIZER;
@@ -308,7 +344,8 @@ static int open_file(clb_tokenizer *t, const uint8_t *file, size_t size) {
     if (!added_tokens_fit(t)) return COLIBRI_ERR_ADDED_TOKEN;
     if (!patterns_fit(t)) return COLIBRI_ERR_PATTERN;
     if (!nfc_fits(t)) return COLIBRI_ERR_NORMAL_FORM;
-    t->ascii = t->class_blocks + (uint32_t)t->class_index[0] * BLOCK_SIZE;
+    const uint32_t first = t->class_index[0];
+    t->ascii = t->class_blocks + first * BLOCK_SIZE;
     find_beginnings(t);
     return COLIBRI_OK;
 }

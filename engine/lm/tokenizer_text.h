@@ -9,7 +9,10 @@ enum { REPLACEMENT = 0xFFFD };
 
 /* Bytes of the character that begins with `lead`. */
 static inline size_t utf8_length(uint8_t lead) {
-    return lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    if (lead < 0x80) return 1;
+    if (lead < 0xE0) return 2;
+    if (lead < 0xF0) return 3;
+    return 4;
 }
 
 static inline int within_character(uint8_t byte) { return (byte & 0xC0) == 0x80; }
@@ -18,23 +21,34 @@ static inline int within_character(uint8_t byte) { return (byte & 0xC0) == 0x80;
 static inline size_t utf8_step(const uint8_t *p, const uint8_t *end) {
     const size_t length = utf8_length(*p);
     const size_t left = (size_t)(end - p);
-    return length < left ? length : left;
+    if (length < left) return length;
+    return left;
 }
+
+/* The bits so far, and those of one more byte. */
+static inline uint32_t append(uint32_t bits, uint8_t byte) { return bits << 6 | (byte & 63u); }
 
 /* The character at `p`, which is before `end`; U+FFFD where it is cut off or none. */
 static inline uint32_t utf8_read(const uint8_t *p, const uint8_t *end) {
-    if (p[0] < 0x80) return p[0];
-    if (utf8_length(p[0]) > (size_t)(end - p)) return REPLACEMENT;
-    if (p[0] < 0xE0) return (p[0] & 31u) << 6 | (p[1] & 63u);
-    if (p[0] < 0xF0) return (p[0] & 15u) << 12 | (p[1] & 63u) << 6 | (p[2] & 63u);
-    const uint32_t c = (p[0] & 7u) << 18 | (p[1] & 63u) << 12 | (p[2] & 63u) << 6 | (p[3] & 63u);
-    return c <= LAST_POINT ? c : REPLACEMENT;
+    const size_t length = utf8_length(*p);
+    const size_t left = (size_t)(end - p);
+    uint32_t c = *p;
+    if (length == 1) return c;
+    if (length > left) return REPLACEMENT;
+    c = append(c, p[1]);
+    if (length == 2) return c & 0x7FF;
+    c = append(c, p[2]);
+    if (length == 3) return c & 0xFFFF;
+    c = append(c, p[3]) & 0x1FFFFF;
+    if (c > LAST_POINT) return REPLACEMENT;
+    return c;
 }
 
 static inline uint32_t class_of(const clb_tokenizer *t, const uint8_t *p, const uint8_t *end) {
     if (*p < 0x80) return t->ascii[*p];
     const uint32_t c = utf8_read(p, end);
-    return t->class_blocks[(uint32_t)t->class_index[c >> 8] << 8 | (c & 255u)];
+    const uint32_t block = t->class_index[c >> 8];
+    return t->class_blocks[block << 8 | (c & 255u)];
 }
 
 /* The length of the valid character at `p`, of which `left` bytes exist; else 0, and in *bad the

@@ -6,7 +6,7 @@
  * after: clb_run_program. */
 #include "core/internal.h"
 
-#if defined(CLB_V128)
+#ifdef CLB_V128
 #include "simd/v128.c"
 #define MODEL_KERNELS CLB_V128
 #elif defined(__AVX512VNNI__)
@@ -34,9 +34,8 @@ static inline int clb_validate(const uint8_t *model, uint64_t size, clb_model *p
     return clb_read_header(model, &parsed->header);
 }
 
-static inline const clb_kernels *
-clb_kernels_at(uint32_t n) /* a context has none: they are known here */
-{
+/* A context has none: they are known here. */
+static inline const clb_kernels *clb_kernels_at(uint32_t n) {
     (void)n;
     return NULL;
 }
@@ -72,14 +71,15 @@ static const struct {
 int colibri_check_flash(colibri_scan_t *scan, uint32_t bytes) {
     enum { PARTS = sizeof parts / sizeof parts[0] };
     if (scan == NULL) return COLIBRI_ERR_NULL;
-    if (scan->part >= PARTS ||
-        scan->at >= parts[scan->part].bytes) { /* no scan, or that of another model */
+    /* No scan, or that of another model. */
+    if (scan->part >= PARTS || scan->at >= parts[scan->part].bytes) {
         scan->part = scan->at = scan->crc = 0;
     }
     int result = COLIBRI_OK;
     while (bytes > 0) {
-        const uint32_t n = scan->part, count = clb_min(bytes, parts[n].bytes - scan->at);
-        scan->crc = clb_crc32_on(scan->crc, parts[n].bytes_at + scan->at, count);
+        const uint32_t n = scan->part;
+        const uint32_t count = clb_min(bytes, parts[n].bytes - scan->at);
+        scan->crc = clb_crc32(scan->crc, parts[n].bytes_at + scan->at, count);
         scan->at += count;
         bytes -= count;
         if (scan->at < parts[n].bytes) break;

@@ -76,17 +76,17 @@ static void repair(bytes model, uint64_t work) {
         clb_expert *experts = (clb_expert *)(void *)(model.data + h->experts_offset);
         for (uint32_t n = 0; n < h->experts; ++n) {
             if (inside(experts[n].offset, experts[n].bytes, model.size)) {
-                experts[n].crc = clb_crc32(model.data + experts[n].offset, experts[n].bytes);
+                experts[n].crc = clb_crc32(0, model.data + experts[n].offset, experts[n].bytes);
             }
         }
     }
     if (inside(h->meta_bytes, h->shared_bytes, model.size)) {
-        h->shared_crc = clb_crc32(model.data + h->meta_bytes, h->shared_bytes);
+        h->shared_crc = clb_crc32(0, model.data + h->meta_bytes, h->shared_bytes);
     }
     if (h->meta_bytes >= sizeof *h && h->meta_bytes <= model.size) {
-        h->meta_crc = clb_crc32(model.data + sizeof *h, h->meta_bytes - sizeof *h);
+        h->meta_crc = clb_crc32(0, model.data + sizeof *h, h->meta_bytes - sizeof *h);
     }
-    h->header_crc = clb_crc32(model.data, sizeof *h - sizeof h->header_crc);
+    h->header_crc = clb_crc32(0, model.data, sizeof *h - sizeof h->header_crc);
 }
 
 static uint64_t times(uint64_t a, uint64_t b) {

@@ -110,7 +110,7 @@ static NOINLINE int structure(const uint8_t *model, uint64_t size, clb_model *m)
     if (error != COLIBRI_OK) return error;
     if (size < h->total_bytes) return COLIBRI_ERR_TRUNCATED;
     if (!sections_fit(h)) return COLIBRI_ERR_HEADER;
-    if (clb_crc32(model + sizeof *h, h->meta_bytes - sizeof *h) != h->meta_crc) {
+    if (clb_crc32(0, model + sizeof *h, h->meta_bytes - sizeof *h) != h->meta_crc) {
         return COLIBRI_ERR_CHECKSUM;
     }
     clb_parse(model, m);

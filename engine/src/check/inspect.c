@@ -9,15 +9,13 @@ int colibri_check(const uint8_t *model_bin, size_t size, enum colibri_depth dept
     clb_model m;
     const int error = clb_validate(model_bin, size, &m);
     if (error != COLIBRI_OK || depth == COLIBRI_CHECK_STRUCTURE) return error;
-    if (clb_crc32(model_bin + m.header->meta_bytes, m.header->shared_bytes) !=
-        m.header->shared_crc) {
-        return COLIBRI_ERR_CHECKSUM;
+    const clb_header *h = m.header;
+    int equal = clb_crc32(0, model_bin + h->meta_bytes, h->shared_bytes) == h->shared_crc;
+    for (uint32_t n = 0; equal && n < h->experts; ++n) {
+        const clb_expert *e = &m.experts[n];
+        equal = clb_crc32(0, model_bin + e->offset, e->bytes) == e->crc;
     }
-    for (uint32_t n = 0; n < m.header->experts; ++n) {
-        if (clb_crc32(model_bin + m.experts[n].offset, m.experts[n].bytes) != m.experts[n].crc) {
-            return COLIBRI_ERR_CHECKSUM;
-        }
-    }
+    if (!equal) return COLIBRI_ERR_CHECKSUM;
     return COLIBRI_OK;
 }
 
@@ -32,9 +30,7 @@ uint64_t colibri_worst_work(const uint8_t *model_bin) {
     return clb_read_header(model_bin, &header) == COLIBRI_OK ? header->worst_work : 0;
 }
 
-static int known(int error) {
-    return error >= 0 && error < (int)(sizeof error_table / sizeof error_table[0]);
-}
+static int known(int error) { return error >= 0 && error < (int)CLB_COUNT(error_table); }
 
 const char *colibri_error_name(int error) {
     return known(error) ? error_table[error][0] : "COLIBRI_ERR_UNKNOWN";

@@ -8,7 +8,7 @@ static int size_fits(const clb_tensor *t) {
         return t->rows == 1 && t->bytes == (uint64_t)t->cols * sizeof(float);
     }
     if (t->layout == CLB_LAYOUT_OUTLIERS) { /* its entries are clamped where they are read */
-        const uint64_t index = 4 * (clb_outlier_cells(t->rows, t->cols) + 1);
+        const uint64_t index = clb_outlier_index(t->rows, t->cols);
         return t->bytes >= index && t->bytes % 4 == 0 && (t->bytes - index) / 4 <= CLB_LIMIT;
     }
     const uint64_t each = clb_block_bytes(t->layout, t->cols);
@@ -20,24 +20,32 @@ int clb_tensor_fits(const clb_tensor *t, uint64_t first, uint64_t bytes) {
     return size_fits(t) && clb_inside(t->offset, t->bytes, first, first + bytes);
 }
 
+int clb_is_written(const clb_operand *v) {
+    const uint32_t space = v->space;
+    if (space == CLB_SPACE_ARENA) return 1;
+    return space == CLB_SPACE_OUTPUT || space == CLB_SPACE_TOKEN_OUT;
+}
+
 /* Bytes of the space that an operand is in; 0 where it may not be there. */
 static uint64_t space_of(const clb_scope *s, const clb_operand *v, const clb_tensor *constant,
                          int written) {
-    const clb_header *h = s->model->header;
-    const clb_layer *layer = s->expert == NULL ? NULL : &s->model->layers[s->expert->layer];
+    const clb_model *m = s->model;
+    const clb_header *h = m->header;
+    const clb_layer *layer = s->expert == NULL ? NULL : &m->layers[s->expert->layer];
     const int token = layer != NULL && v->sample_stride == 0;
     const uint64_t floats = v->space == CLB_SPACE_INPUT ? h->input_floats : h->output_floats;
     const int caller = layer == NULL && v->sample_stride == floats;
+    if (written && !clb_is_written(v)) return 0;
     switch (v->space) {
     case CLB_SPACE_ARENA: return v->offset < s->arena ? 0 : s->arena_end;
-    case CLB_SPACE_INPUT: return caller && !written ? floats * sizeof(float) : 0;
+    case CLB_SPACE_INPUT: return caller ? floats * sizeof(float) : 0;
     case CLB_SPACE_OUTPUT: return caller && !s->early ? floats * sizeof(float) : 0;
     case CLB_SPACE_CONST:
-        if (constant == NULL || constant->layout != CLB_LAYOUT_FLAT || written) return 0;
+        if (constant == NULL || constant->layout != CLB_LAYOUT_FLAT) return 0;
         return constant->bytes;
     case CLB_SPACE_TOKEN_WEIGHT:
-        return token && !written && layer->apply == CLB_APPLY_INPUT ? sizeof(float) : 0;
-    case CLB_SPACE_TOKEN_IN: return token && !written ? layer->d_in * sizeof(float) : 0;
+        return token && layer->apply == CLB_APPLY_INPUT ? sizeof(float) : 0;
+    case CLB_SPACE_TOKEN_IN: return token ? layer->d_in * sizeof(float) : 0;
     case CLB_SPACE_TOKEN_OUT: return token ? layer->d_out * sizeof(float) : 0;
     default: return 0;
     }
@@ -52,8 +60,8 @@ static int operand_fits(const clb_scope *s, const clb_use *u, const clb_tensor *
     if (extent == 0) return v->space == CLB_SPACE_NONE;
     if (!clb_words_fit(CLB_RANGES_OF_OPERAND, v) || v->offset % sizeof(float) != 0) return 0;
     if (s->steps > 1 && extent > CLB_LIMIT / s->steps / (s->samples * u->rows)) return 0;
-    const uint64_t stepped = (uint64_t)(s->steps - 1) * v->step_stride;
-    const uint64_t rows = stepped + (uint64_t)(u->rows - 1) * v->row_stride + extent;
+    const uint64_t stepped = (s->steps - 1ull) * v->step_stride;
+    const uint64_t rows = stepped + (u->rows - 1ull) * v->row_stride + extent;
     /* A caller's array holds the rows of its own batch only, and so do tokens: each sample stays
      * inside its row. */
     const int own = v->space != CLB_SPACE_ARENA && v->space != CLB_SPACE_CONST;
@@ -73,9 +81,11 @@ static int tensor_of(const clb_scope *s, uint32_t number, const clb_tensor **ten
     *tensor = NULL;
     if (number == CLB_NONE) return 1;
     if (number >= m->header->tensors) return 0;
-    *tensor = &m->tensors[number];
-    if (((*tensor)->scope == CLB_SCOPE_EXPERT) != (s->expert != NULL)) return 0;
-    return s->expert == NULL || clb_tensor_fits(*tensor, 0, s->expert->bytes);
+    const clb_tensor *t = &m->tensors[number];
+    const int shared = t->scope != CLB_SCOPE_EXPERT;
+    *tensor = t;
+    if (shared != (s->expert == NULL)) return 0;
+    return shared || clb_tensor_fits(t, 0, s->expert->bytes);
 }
 
 /* All that an operation reads and writes, once its dimensions are known to be in their range; what

@@ -10,7 +10,7 @@ static const struct {
     const clb_proof *proof;
     uint32_t functions, traits;
 } known[] = {CLB_OPERATIONS(ENTRY)};
-_Static_assert(sizeof known / sizeof known[0] == CLB_OP_COUNT, "every operation has a proof");
+_Static_assert(CLB_COUNT(known) == CLB_OP_COUNT, "every operation has a proof");
 
 int clb_has(const clb_op *op, uint32_t trait) {
     return op->code < CLB_OP_COUNT && (known[op->code].traits & trait) != 0;

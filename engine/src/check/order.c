@@ -8,11 +8,9 @@
  * are not looked at: they hold zeros at first, and later what the same context left there. */
 #include "proof.h"
 
-enum {
-    LOOKS = 1 << 26
-    /* at operations and places, in a whole model: bounds the time of a proof, and no sound model
-     * comes near */
-};
+/* At operations and places, in a whole model: bounds the time of a proof, and no sound model comes
+ * near. */
+enum { LOOKS = 1 << 26 };
 
 typedef struct {
     uint64_t begin, end; /* floats, from the start of the space; of one sample unless it says all */
@@ -21,9 +19,13 @@ typedef struct {
 /* The floats of an operand, from `begin` on: Σ index · stride. An axis goes beyond all that the
  * axes before it reach. */
 typedef struct {
+    uint64_t size, stride;
+} axis;
+
+typedef struct {
     uint64_t begin;
-    uint32_t axes;
-    uint64_t dims[CLB_AXES + 2], strides[CLB_AXES + 2];
+    uint32_t count;
+    axis axes[CLB_AXES + 2];
 } places;
 
 /* What an operation reads and is not yet known to be written. */
@@ -31,10 +33,9 @@ typedef struct {
     clb_use use;
     stretch once; /* in one step, the first by number */
     places all;   /* in all steps */
-    stretch
-        /* its end is one past the last place unaccounted for; what is before it waits for the next
-         * pass */
-        left;
+    /* its end is one past the last place unaccounted for; what is before it waits for the next
+     * pass */
+    stretch left;
 } missing;
 
 /* A run of operations: the main program's before or after the source text is read, or an
@@ -58,10 +59,11 @@ static uint32_t steps_of(const flow *f, uint32_t loop, uint32_t n) {
 
 /* A sample's rows, in `steps` steps. */
 static stretch stretch_of(const clb_use *u, uint32_t steps) {
-    const uint64_t begin = u->at->offset / sizeof(float);
-    const uint64_t stepped = (uint64_t)(steps - 1) * u->at->step_stride;
-    return (stretch){begin, begin + stepped + (uint64_t)(u->rows - 1) * u->at->row_stride +
-                                u->floats - u->spare};
+    const clb_operand *v = u->at;
+    const uint64_t begin = v->offset / sizeof(float);
+    const uint64_t last_step = begin + (steps - 1ull) * v->step_stride;
+    const uint64_t last_row = last_step + (u->rows - 1ull) * v->row_stride;
+    return (stretch){begin, last_row + u->floats - u->spare};
 }
 
 static int meet(stretch a, stretch b) { return a.begin < b.end && b.begin < a.end; }
@@ -75,25 +77,31 @@ static uint64_t common_divisor(uint64_t a, uint64_t b) {
     return a;
 }
 
-static uint64_t reach_before(const places *p, uint32_t axes) {
+/* What the first `count` axes reach. */
+static uint64_t reach_of(const places *p, uint32_t count) {
     uint64_t reach = 0;
-    for (uint32_t axis = 0; axis < axes; ++axis) {
-        reach += (p->dims[axis] - 1) * p->strides[axis];
+    for (uint32_t n = 0; n < count; ++n) {
+        reach += (p->axes[n].size - 1) * p->axes[n].stride;
     }
     return reach;
 }
 
 /* One more axis, in the order of their strides. */
-static void insert(places *p, uint64_t dim, uint64_t stride) {
-    uint32_t at = p->axes;
-    if (dim == 1 || stride == 0) return;
-    for (; at > 0 && p->strides[at - 1] > stride; --at) {
-        p->dims[at] = p->dims[at - 1];
-        p->strides[at] = p->strides[at - 1];
+static void insert(places *p, uint64_t size, uint64_t stride) {
+    if (size == 1 || stride == 0) return;
+    axis *at = &p->axes[p->count];
+    for (; at > p->axes && at[-1].stride > stride; --at) {
+        *at = at[-1];
     }
-    p->dims[at] = dim;
-    p->strides[at] = stride;
-    ++p->axes;
+    *at = (axis){size, stride};
+    ++p->count;
+}
+
+/* Axis `n` does not go beyond those before it, or it continues the last of them. */
+static int is_entangled(const places *p, uint32_t n) {
+    const axis *inner = &p->axes[n - 1];
+    const uint64_t stride = p->axes[n].stride;
+    return stride <= reach_of(p, n) || stride == inner->size * inner->stride;
 }
 
 /* Let an axis go beyond those before it. One that does not, as of windows that overlap, becomes one
@@ -101,27 +109,26 @@ static void insert(places *p, uint64_t dim, uint64_t stride) {
  * that is looked at. */
 static void disentangle(places *p) {
     uint32_t kept = 0;
-    for (uint32_t axis = 0; axis < p->axes; ++axis) {
-        p->dims[kept] = p->dims[axis];
-        p->strides[kept] = p->strides[axis];
-        while (kept > 0 && (p->strides[kept] <= reach_before(p, kept) ||
-                            p->strides[kept] == p->dims[kept - 1] * p->strides[kept - 1])) {
-            const uint64_t span = reach_before(p, kept + 1) - reach_before(p, kept - 1);
-            --kept;
-            p->strides[kept] = common_divisor(p->strides[kept], p->strides[kept + 1]);
-            p->dims[kept] = span / p->strides[kept] + 1;
+    for (uint32_t n = 0; n < p->count; ++n) {
+        p->axes[kept] = p->axes[n];
+        for (; kept > 0 && is_entangled(p, kept); --kept) {
+            axis *both = &p->axes[kept - 1];
+            const uint64_t span = reach_of(p, kept + 1) - reach_of(p, kept - 1);
+            both->stride = common_divisor(both->stride, p->axes[kept].stride);
+            both->size = span / both->stride + 1;
         }
         ++kept;
     }
-    p->axes = kept;
+    p->count = kept;
 }
 
 static places places_of(const clb_use *u, uint32_t steps) {
     places p = {.begin = u->at->offset / sizeof(float)};
     insert(&p, u->axes == 0 ? u->floats - u->spare : 1, 1);
-    for (uint32_t axis = 0; axis < CLB_AXES; ++axis) {
-        const int counts = (u->axes >> axis & 1u) != 0;
-        insert(&p, counts ? u->dims[axis] : 1, counts ? u->strides[axis] : 0);
+    for (uint32_t n = 0; n < CLB_AXES; ++n) {
+        if ((u->axes >> n & 1u) != 0) {
+            insert(&p, u->dims[n], u->strides[n]);
+        }
     }
     insert(&p, u->rows, u->at->row_stride);
     insert(&p, steps, u->at->step_stride);
@@ -134,11 +141,12 @@ static uint64_t before(const places *p, uint64_t end) {
     if (end <= p->begin) return p->begin;
     uint64_t rest = end - p->begin - 1;
     uint64_t last = p->begin;
-    for (uint32_t axis = p->axes; axis-- > 0;) {
-        const uint64_t steps = rest / p->strides[axis];
-        const uint64_t index = steps < p->dims[axis] ? steps : p->dims[axis] - 1;
-        last += index * p->strides[axis];
-        rest -= index * p->strides[axis];
+    for (uint32_t n = p->count; n-- > 0;) {
+        const axis *a = &p->axes[n];
+        const uint64_t steps = rest / a->stride;
+        const uint64_t index = steps < a->size ? steps : a->size - 1;
+        last += index * a->stride;
+        rest -= index * a->stride;
     }
     return last + 1;
 }
@@ -157,8 +165,8 @@ static int share(flow *f, const places *a, const places *b) {
 
 /* Of all samples. In a caller's array, or a token, a sample never meets another. */
 static stretch of_all(const flow *f, const clb_operand *v, stretch own) {
-    const uint64_t more = v->space == CLB_SPACE_ARENA ? (f->samples - 1) * v->sample_stride : 0;
-    return (stretch){own.begin, own.end + more};
+    own.end += v->space == CLB_SPACE_ARENA ? (f->samples - 1) * v->sample_stride : 0;
+    return own;
 }
 
 /* Memory for an operation's own use, for all samples. */
@@ -172,18 +180,20 @@ static stretch work_of(const flow *f, const clb_op *op) {
 static int same_places(const flow *f, const clb_operand *a, stretch in_a, const clb_operand *b,
                        stretch in_b) {
     if (a->space != CLB_SPACE_ARENA || f->samples == 1) return 1;
+    const uint64_t stride = a->sample_stride;
     const uint64_t begin = in_a.begin < in_b.begin ? in_a.begin : in_b.begin;
     const uint64_t end = in_a.end > in_b.end ? in_a.end : in_b.end;
-    return a->sample_stride == b->sample_stride && end - begin <= a->sample_stride;
+    return stride == b->sample_stride && end - begin <= stride;
 }
 
 /* Whether quantised rows are read as they were written. */
 static int same_rows(const clb_use *out, const clb_use *in) {
     const clb_operand *to = out->at;
     const clb_operand *from = in->at;
-    const int next = out->rows == 1 || to->row_stride == from->row_stride;
-    if (out->cols != in->cols || out->rows != in->rows || to->offset != from->offset) return 0;
-    return next && to->sample_stride == from->sample_stride && to->step_stride == from->step_stride;
+    if (out->cols != in->cols || out->rows != in->rows) return 0;
+    if (to->offset != from->offset || to->sample_stride != from->sample_stride) return 0;
+    if (to->step_stride != from->step_stride) return 0;
+    return out->rows == 1 || to->row_stride == from->row_stride;
 }
 
 /* What an operation in the reader's own loop has written when it is read: `before` the reader in a
@@ -191,22 +201,22 @@ static int same_rows(const clb_use *out, const clb_use *in) {
 static stretch written_in_loop(const clb_op *loop, const clb_use *out, stretch once, stretch all,
                                int before, const missing *m) {
     const stretch nothing = {0, 0};
+    const int backward = loop->loop.backward != 0;
     const uint64_t step = out->at->step_stride;
-    const uint64_t span = (loop->loop.steps - 1) * step;
     const uint64_t shift = before ? 0 : step;
-    if (step != m->use.at->step_stride && !before) return nothing;
-    if (step != m->use.at->step_stride && loop->loop.backward != 0) {
-        return (stretch){once.begin + span, once.end + span};
+    if (step == 0 || step != m->use.at->step_stride) {
+        if (!before) return nothing;
+        const uint64_t first = backward ? (loop->loop.steps - 1) * step : 0;
+        return (stretch){once.begin + first, once.end + first};
     }
-    if (step != m->use.at->step_stride) return once;
-    if (step == 0) return before ? once : nothing;
-    if (loop->loop.backward !=
-        0) { /* the last step comes first, so what is written last lies at the beginning */
+    if (backward) { /* the last step comes first: what is written last lies at the beginning */
         if (m->once.end <= once.begin + shift) return nothing;
-        return (stretch){all.begin + shift, all.end};
+        all.begin += shift;
+    } else {
+        if (m->once.begin + shift >= once.end) return nothing;
+        all.end -= shift;
     }
-    if (m->once.begin + shift >= once.end) return nothing;
-    return (stretch){all.begin, all.end - shift};
+    return all;
 }
 
 enum when { EARLIER, SAME_LOOP, STEP_BEFORE };
@@ -216,28 +226,30 @@ enum when { EARLIER, SAME_LOOP, STEP_BEFORE };
  * not count there. 0: the reader may not read it. */
 static int look_at(flow *f, uint32_t n, uint32_t loop, enum when when, missing *m) {
     const clb_op *op = &f->ops[n];
+    stretch *left = &m->left;
     if (looks_too_often(f)) return 0;
     clb_use uses[CLB_OPERANDS];
     clb_uses(f->model, op, uses);
     const clb_use *out = &uses[CLB_OUT];
-    const stretch wide = of_all(f, m->use.at, m->left);
-    const int arena = m->use.at->space == CLB_SPACE_ARENA && !clb_has(op, CLB_READS_KEPT);
+    const clb_operand *reader = m->use.at;
+    const stretch wide = of_all(f, reader, m->left);
+    const int arena = reader->space == CLB_SPACE_ARENA && !clb_has(op, CLB_READS_KEPT);
     if (arena && meet(wide, work_of(f, op))) return 0;
-    if (out->floats == 0 || out->at->space != m->use.at->space) return 1;
+    if (out->floats == 0 || out->at->space != reader->space) return 1;
     const stretch once = stretch_of(out, 1);
     const stretch all = stretch_of(out, steps_of(f, loop, n));
     if (!meet(wide, of_all(f, out->at, all))) return 1;
-    if (!same_places(f, m->use.at, m->left, out->at, all)) return 0;
+    if (!same_places(f, reader, *left, out->at, all)) return 0;
     if (m->use.cols != 0 && !same_rows(out, &m->use)) return 0;
-    const int before_reader = when == SAME_LOOP;
-    const stretch written =
-        when == EARLIER ? all : written_in_loop(&f->ops[loop], out, once, all, before_reader, m);
-    if (!meet(m->left, written)) return 1;
-    if (written.end < m->left.end) {
-        m->left.begin = written.end;
+    stretch written = all;
+    if (when != EARLIER) {
+        written = written_in_loop(&f->ops[loop], out, once, all, when == SAME_LOOP, m);
+    }
+    if (!meet(*left, written)) return 1;
+    if (written.end < left->end) {
+        left->begin = written.end;
     } else {
-        m->left.end =
-            before(&m->all, written.begin > m->left.begin ? written.begin : m->left.begin);
+        left->end = before(&m->all, written.begin > left->begin ? written.begin : left->begin);
     }
     return 1;
 }
@@ -285,19 +297,18 @@ static int written_before(flow *f, uint32_t n, missing *m) {
 }
 
 static int reads_what_is_written(flow *f, uint32_t n, const clb_use *u) {
-    const uint32_t space = u->at->space;
+    const clb_operand *v = u->at;
+    missing *m = &f->missing;
+    if (clb_is_written(v)) {
+        m->use = *u;
+        m->once = stretch_of(u, 1);
+        m->all = places_of(u, steps_of(f, f->loop, n));
+        return written_before(f, n, m);
+    }
+    if (u->cols == 0) return 1;
     /* the layer has proven what its tokens are */
-    if (u->cols != 0 && space == CLB_SPACE_TOKEN_IN) {
-        return u->cols == f->layer->quantized && u->rows == 1 &&
-               (u->at->offset | u->at->step_stride) == 0;
-    }
-    if (space != CLB_SPACE_ARENA && space != CLB_SPACE_OUTPUT && space != CLB_SPACE_TOKEN_OUT) {
-        return u->cols == 0;
-    }
-    f->missing.use = *u;
-    f->missing.once = stretch_of(u, 1);
-    f->missing.all = places_of(u, steps_of(f, f->loop, n));
-    return written_before(f, n, &f->missing);
+    if (v->space != CLB_SPACE_TOKEN_IN || u->cols != f->layer->quantized) return 0;
+    return u->rows == 1 && v->offset == 0 && v->step_stride == 0;
 }
 
 /* What runs element by element, or reads a whole row first, may write where it reads, if both have
@@ -306,16 +317,13 @@ static int in_place(const clb_op *op, const clb_use *u, const clb_use *out) {
     const clb_operand *v = u->at;
     const clb_operand *to = out->at;
     const int map = clb_has(op, CLB_HAS_AXES);
-    if (!clb_has(op, CLB_IN_PLACE) || v->offset != to->offset ||
-        v->step_stride != to->step_stride) {
-        return 0;
-    }
+    if (!clb_has(op, CLB_IN_PLACE) || v->offset != to->offset) return 0;
+    if (v->step_stride != to->step_stride) return 0;
     if (op->rows > 1 && v->row_stride != to->row_stride) return 0;
-    if (v == &op->b && op->before != CLB_UNARY_IDENTITY) {
-        return 0;
-    } /* a passes through its function first */
-    for (int axis = 0; map && axis < CLB_AXES; ++axis) {
-        if (op->map.sizes[axis] > 1 && u->strides[axis] != out->strides[axis]) return 0;
+    /* a passes through its function first */
+    if (v == &op->b && op->before != CLB_UNARY_IDENTITY) return 0;
+    for (int n = 0; map && n < CLB_AXES; ++n) {
+        if (op->map.sizes[n] > 1 && u->strides[n] != out->strides[n]) return 0;
     }
     return 1;
 }
@@ -323,12 +331,14 @@ static int in_place(const clb_op *op, const clb_use *u, const clb_use *out) {
 /* Whether an operation writes, in any step, what it has still to read. */
 static int overwrites(flow *f, const clb_op *op, const clb_use *u, const clb_use *out,
                       uint32_t steps) {
-    if (u->floats == 0 || out->floats == 0 || u->at->space != out->at->space) return 0;
-    const uint32_t at_once = u->at->step_stride == out->at->step_stride ? 1 : steps;
+    const clb_operand *a = u->at;
+    const clb_operand *b = out->at;
+    if (u->floats == 0 || out->floats == 0 || a->space != b->space) return 0;
+    const uint32_t at_once = a->step_stride == b->step_stride ? 1 : steps;
     const stretch in = stretch_of(u, at_once);
     const stretch to = stretch_of(out, at_once);
-    if (!meet(of_all(f, u->at, in), of_all(f, out->at, to))) return 0;
-    if (!same_places(f, u->at, in, out->at, to)) return 1;
+    if (!meet(of_all(f, a, in), of_all(f, b, to))) return 0;
+    if (!same_places(f, a, in, b, to)) return 1;
     if (!meet(in, to) || in_place(op, u, out)) return 0;
     const places from = places_of(u, at_once);
     const places written = places_of(out, at_once);
@@ -339,22 +349,24 @@ static int overwrites(flow *f, const clb_op *op, const clb_use *u, const clb_use
  * is no one else's. */
 static NOINLINE int overwrites_nothing(flow *f, const clb_op *op, const clb_use uses[CLB_OPERANDS],
                                        uint32_t steps) {
-    for (uint32_t which = 0; which < CLB_OPERANDS; ++which) {
-        const clb_use *u = &uses[which];
-        const int arena = u->at->space == CLB_SPACE_ARENA;
-        if (arena && meet(of_all(f, u->at, stretch_of(u, steps)), work_of(f, op))) return 0;
+    const clb_use *out = &uses[CLB_OUT];
+    const stretch work = work_of(f, op);
+    for (const clb_use *u = uses; u <= out; ++u) {
+        const stretch all = of_all(f, u->at, stretch_of(u, steps));
+        if (u->at->space == CLB_SPACE_ARENA && meet(all, work)) return 0;
     }
     if (clb_has(op, CLB_STORES_FIRST)) return 1;
-    return !overwrites(f, op, &uses[CLB_A], &uses[CLB_OUT], steps) &&
-           !overwrites(f, op, &uses[CLB_B], &uses[CLB_OUT], steps);
+    return !overwrites(f, op, &uses[CLB_A], out, steps) &&
+           !overwrites(f, op, &uses[CLB_B], out, steps);
 }
 
 static int in_order(flow *f, uint32_t n) {
     const clb_op *op = &f->ops[n];
     clb_use uses[CLB_OPERANDS];
     clb_uses(f->model, op, uses);
-    return reads_what_is_written(f, n, &uses[CLB_A]) && reads_what_is_written(f, n, &uses[CLB_B]) &&
-           overwrites_nothing(f, op, uses, steps_of(f, f->loop, n));
+    if (!reads_what_is_written(f, n, &uses[CLB_A])) return 0;
+    if (!reads_what_is_written(f, n, &uses[CLB_B])) return 0;
+    return overwrites_nothing(f, op, uses, steps_of(f, f->loop, n));
 }
 
 /* A run of operations, after which `floats` floats of every sample of `space` are written. */
@@ -366,9 +378,10 @@ static int run_in_order(flow *f, uint32_t space, uint64_t floats) {
         f->loop = loop ? n : f->loop;
         if (!loop && !in_order(f, n)) return 0;
     }
-    f->missing.use = (clb_use){.at = &whole, .floats = floats, .rows = 1};
-    f->missing.all = places_of(&f->missing.use, 1);
-    return floats == 0 || written_before(f, f->count, &f->missing);
+    missing *m = &f->missing;
+    m->use = (clb_use){.at = &whole, .floats = floats, .rows = 1};
+    m->all = places_of(&m->use, 1);
+    return floats == 0 || written_before(f, f->count, m);
 }
 
 int clb_in_order(const clb_model *m) {

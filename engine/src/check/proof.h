@@ -37,9 +37,10 @@ typedef struct {
     const clb_model *model;
     const clb_op *op;
     uint64_t samples;
-    const clb_scope *scope; /* only what `fits` is handed has this, */
-    const clb_tensor *w0, *w1,
-        *w2; /* and the tensors that it names, proven to be in its scope; NULL: none */
+    /* only what `fits` is handed has this, and the tensors that it names, proven to be in its
+     * scope; NULL: none */
+    const clb_scope *scope;
+    const clb_tensor *w0, *w1, *w2;
 } clb_subject;
 
 /* What is known of an operation. NULL: its ranges are all there is to prove; a row of dims[0]
@@ -47,10 +48,10 @@ typedef struct {
  * keeps nothing. */
 typedef struct {
     int (*fits)(const clb_subject *s); /* sizes, beyond their ranges, and tensors */
-    void (*uses)(const clb_subject *s,
-                 clb_use uses[CLB_OPERANDS]); /* operands of what fits, their places unproven */
-    uint64_t (*macs)(
-        const clb_subject *s); /* on one sample, at the end of a text that fills the context */
+    /* operands of what fits, their places unproven */
+    void (*uses)(const clb_subject *s, clb_use uses[CLB_OPERANDS]);
+    /* on one sample, at the end of a text that fills the context */
+    uint64_t (*macs)(const clb_subject *s);
     uint64_t (*work)(const clb_subject *s); /* likewise, elementary steps */
     uint64_t (*kept)(const clb_subject *s); /* floats for its own use, for all samples */
 } clb_proof;
@@ -88,9 +89,10 @@ int clb_has(const clb_op *op, uint32_t trait);
 uint64_t clb_workspace_floats(const clb_op *op, const clb_layer *layer, uint64_t samples);
 int clb_layer_fits(const clb_header *h, const clb_layer *l, uint32_t first_expert);
 
-/* operand.c: a tensor's own consistency, and its place inside `bytes` bytes from `first`; an
+/* operand.c: whether operations write where an operand is; a tensor's own consistency, and its place inside `bytes` bytes from `first`; an
  * operation with all that it names, reads, writes and keeps */
 int clb_tensor_fits(const clb_tensor *t, uint64_t first, uint64_t bytes);
+int clb_is_written(const clb_operand *v);
 int clb_operation_fits(const clb_scope *s, const clb_op *op);
 
 /* program.c: the main program and those of the experts; counts the choices one sample makes */

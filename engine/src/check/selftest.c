@@ -34,22 +34,22 @@ int colibri_selftest(colibri_context_t *ctx, float *output) {
     int result = header->golden_rows > 0 ? COLIBRI_OK : COLIBRI_ERR_SELFTEST;
     for (uint32_t n = 0; n < header->golden_rows && result == COLIBRI_OK; ++n) {
         const uint8_t *row = ctx->model + CLB_GOLDEN_AT(header) + (size_t)n * header->golden_bytes;
-        const clb_golden *golden = (const clb_golden *)(const void *)row;
-        const float *input = (const float *)(const void *)(golden + 1);
-        expected_routes expected = {(const uint16_t *)(const void *)(input + header->input_floats),
-                                    golden->choices, 1};
+        const clb_golden *golden = clb_at(row, 0);
+        const float *input = clb_at(row, sizeof *golden);
+        const void *choices = input + header->input_floats;
+        expected_routes expected = {choices, golden->choices, 1};
         ctx->on_route = compare_routes;
         ctx->user = &expected;
         ctx->source = CLB_USED_TEXT ? 0 : ctx->source;
-        for (int run = !CLB_USED_TEXT || header->encoder_ops == 0; run < 2;
-             ++run) { /* a row's source text is the row itself */
+        /* A row's source text is the row itself. */
+        for (int run = !CLB_USED_TEXT || header->encoder_ops == 0; run < 2; ++run) {
             colibri_forward(ctx, input, output, 1);
         }
+        const uint64_t bytes = (uint64_t)header->output_floats * sizeof(float);
         if (ctx->status != COLIBRI_OK) {
             result = ctx->status;
         } else if (!expected.equal || expected.left != 0 ||
-                   clb_crc32(output, (uint64_t)header->output_floats * sizeof(float)) !=
-                       golden->output_crc) {
+                   clb_crc32(0, output, bytes) != golden->output_crc) {
             result = COLIBRI_ERR_SELFTEST;
         }
     }

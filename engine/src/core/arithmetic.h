@@ -19,7 +19,7 @@
  * whose macros do not tell associative-math alone: sums keep their order; nobody reads errno or the
  * exception flags; and bytes are read as the records that lie there. Loops over a few floats stay
  * loops: a call of memcpy takes longer on small cores. */
-#if defined(__clang__)
+#ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
 #else
 #pragma GCC optimize("fp-contract=off", "no-associative-math", "signed-zeros")
@@ -31,60 +31,45 @@
 
 /* The control word: CLB_CONTROL are the bits of it that decide what a result is or whether it
  * traps. */
-typedef uintptr_t clb_control;
-
 #if defined(__SSE__) /* MXCSR; traps are masked by ones */
-#define CLB_CONTROL  0xFFC0u
-#define CLB_STANDARD 0x1F80u
-static inline clb_control clb_read_control(void) {
-    uint32_t word;
-    __asm__ volatile("stmxcsr %0" : "=m"(word));
-    return word;
-}
-static inline void clb_write_control(clb_control control) {
-    const uint32_t word = (uint32_t)control;
-    __asm__ volatile("ldmxcsr %0" : : "m"(word) : "memory");
-}
+typedef uint32_t clb_control;
+#define CLB_CONTROL             0xFFC0u
+#define CLB_STANDARD            0x1F80u
+#define CLB_READ_CONTROL(word)  __asm__ volatile("stmxcsr %0" : "=m"(word))
+#define CLB_WRITE_CONTROL(word) __asm__ volatile("ldmxcsr %0" : : "m"(word) : "memory")
 #elif defined(__aarch64__) && defined(__ARM_FP) /* FPCR */
-#define CLB_CONTROL  (~(clb_control)0)
-#define CLB_STANDARD 0u
-static inline clb_control clb_read_control(void) {
-    uint64_t word;
-    __asm__ volatile("mrs %0, fpcr" : "=r"(word));
-    return word;
-}
-static inline void clb_write_control(clb_control control) {
-    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)control) : "memory");
-}
-#elif defined(                                                                                     \
-    __ARM_FP) /* FPSCR; its other bits are conditions, exceptions and Helium's vector length */
-#define CLB_CONTROL  0x07C89F00u
-#define CLB_STANDARD 0u
-static inline clb_control clb_read_control(void) {
-    uint32_t word;
-    __asm__ volatile("vmrs %0, fpscr" : "=r"(word));
-    return word;
-}
-static inline void clb_write_control(clb_control word) {
-    __asm__ volatile("vmsr fpscr, %0" : : "r"(word) : "memory");
-}
+typedef uint64_t clb_control;
+#define CLB_CONTROL             (~0ull)
+#define CLB_STANDARD            0u
+#define CLB_READ_CONTROL(word)  __asm__ volatile("mrs %0, fpcr" : "=r"(word))
+#define CLB_WRITE_CONTROL(word) __asm__ volatile("msr fpcr, %0" : : "r"(word) : "memory")
+#elif defined(__ARM_FP)
+/* FPSCR; its other bits are conditions, exceptions and Helium's vector length */
+typedef uint32_t clb_control;
+#define CLB_CONTROL             0x07C89F00u
+#define CLB_STANDARD            0u
+#define CLB_READ_CONTROL(word)  __asm__ volatile("vmrs %0, fpscr" : "=r"(word))
+#define CLB_WRITE_CONTROL(word) __asm__ volatile("vmsr fpscr, %0" : : "r"(word) : "memory")
 #elif defined(__riscv_flen) || defined(__riscv_zfinx) /* frm: there are no traps, and no flushing */
-#define CLB_CONTROL  7u
-#define CLB_STANDARD 0u
+typedef uintptr_t clb_control;
+#define CLB_CONTROL             7u
+#define CLB_STANDARD            0u
+#define CLB_READ_CONTROL(word)  __asm__ volatile("frrm %0" : "=r"(word))
+#define CLB_WRITE_CONTROL(word) __asm__ volatile("fsrm %0" : : "r"(word) : "memory")
+#else /* none, or none that is known: then clb_sound has the word */
+typedef uint32_t clb_control;
+#define CLB_CONTROL             0u
+#define CLB_STANDARD            0u
+#define CLB_READ_CONTROL(word)  ((word) = 0)
+#define CLB_WRITE_CONTROL(word) ((void)(word))
+#endif
+
 static inline clb_control clb_read_control(void) {
     clb_control word;
-    __asm__ volatile("frrm %0" : "=r"(word));
+    CLB_READ_CONTROL(word);
     return word;
 }
-static inline void clb_write_control(clb_control word) {
-    __asm__ volatile("fsrm %0" : : "r"(word) : "memory");
-}
-#else /* none, or none that is known: then clb_sound has the word */
-#define CLB_CONTROL  0u
-#define CLB_STANDARD 0u
-static inline clb_control clb_read_control(void) { return 0; }
-static inline void clb_write_control(clb_control word) { (void)word; }
-#endif
+static inline void clb_write_control(clb_control word) { CLB_WRITE_CONTROL(word); }
 
 /* Compute as the standard says from here on; what clb_restore takes. Writing costs more than
  * looking. */
@@ -118,7 +103,7 @@ static inline int clb_sound(void) {
     wrong |= clb_bits(one + 0x1p-26f) ^ 0x3F800000u;              /* 1: sums are not rounded up */
     wrong |= clb_bits(one - 0x1p-26f) ^ 0x3F800000u;              /* nor down */
     wrong |= clb_bits(above * above - 0x1.002p+0f); /* a product is rounded before it is added */
-#if defined(__clang__) /* which has no macro for each part of -ffast-math */
+#ifdef __clang__ /* which has no macro for each part of -ffast-math */
     const float inf = clb_opaque(clb_inf());
     const float nan = clb_opaque(clb_nan());
     wrong |= clb_bits(one + 0x1p+25f - 0x1p+25f);         /* sums keep their order */

@@ -1,7 +1,7 @@
 /* CRC-32, as zlib and the package compute it. */
 #include "internal.h"
 
-CLB_INTERNAL uint32_t clb_crc32_on(uint32_t before, const void *data, uint64_t bytes) {
+CLB_INTERNAL uint32_t clb_crc32(uint32_t before, const void *data, uint64_t bytes) {
     /* Half a byte at a time: 64 bytes of table instead of 1,024. Polynomial of IEEE 802.3,
      * reflected. */
     static const uint32_t table[16] = {0x00000000u, 0x1DB71064u, 0x3B6E20C8u, 0x26D930ACu,
@@ -16,8 +16,4 @@ CLB_INTERNAL uint32_t clb_crc32_on(uint32_t before, const void *data, uint64_t b
         crc = crc >> 4 ^ table[crc & 15u];
     }
     return ~crc;
-}
-
-CLB_INTERNAL uint32_t clb_crc32(const void *data, uint64_t bytes) {
-    return clb_crc32_on(0, data, bytes);
 }

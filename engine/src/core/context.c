@@ -119,6 +119,7 @@ void colibri_forward(colibri_context_t *ctx, const float *input, float *output, 
 }
 
 void colibri_free(colibri_context_t *ctx) {
-    if (ctx == NULL) return;
-    ctx->model = NULL;
+    if (ctx != NULL) {
+        ctx->model = NULL;
+    }
 }

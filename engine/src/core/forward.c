@@ -10,13 +10,15 @@ static uint32_t run_op(const clb_op *op, uint32_t first, uint32_t samples, clb_f
     const uint32_t loop = op->code == CLB_OP_LOOP;
     const uint32_t steps = loop ? op->loop.steps : 1;
     const uint32_t body = loop ? op->loop.body : 1;
+    const int backward = loop && op->loop.backward;
     for (uint32_t step = 0; step < steps; ++step) {
-        frame->step = loop && op->loop.backward ? steps - 1 - step : step;
+        frame->step = backward ? steps - 1 - step : step;
         for (const clb_op *each = op + loop; each < op + loop + body; ++each) {
-            if (each->code == CLB_OP_LINEAR || each->code == CLB_OP_LINEAR_Q) {
+            clb_kernel *kernel = row_kernels[each->code];
+            if (kernel == NULL) {
                 clb_run_linear(each, first, samples, frame);
             } else {
-                clb_run_rows(row_kernels[each->code], each, first, samples, frame);
+                clb_run_rows(kernel, each, first, samples, frame);
             }
         }
     }
@@ -26,9 +28,10 @@ static uint32_t run_op(const clb_op *op, uint32_t first, uint32_t samples, clb_f
 
 static void run_expert(uint32_t number, uint32_t count, clb_frame *frame) {
     const clb_expert *expert = &frame->model->experts[number];
+    const clb_op *ops = &frame->model->ops[expert->first_op];
     frame->weights = frame->model->bytes + expert->offset;
     for (uint32_t n = 0; n < expert->ops;) {
-        n += run_op(&frame->model->ops[expert->first_op + n], 0, count, frame);
+        n += run_op(ops + n, 0, count, frame);
     }
     if (expert->ops == 0) {
         clb_no_expert(frame->routed, count);
@@ -40,10 +43,13 @@ void clb_run_program(uint32_t samples, clb_frame *frame) {
     clb_parse(frame->ctx->model, &model);
     frame->model = &model;
     frame->tensors = model.tensors;
-    const uint32_t encoder = model.header->encoder_ops;
-    const uint32_t reads = encoder != 0 && frame->ctx->source == 0;
-    for (uint32_t n = reads ? 0 : encoder; n < (reads ? encoder : model.header->main_ops);) {
+    const clb_header *h = model.header;
+    const uint32_t encoder = h->encoder_ops;
+    const int reads = encoder != 0 && frame->ctx->source == 0;
+    const uint32_t end = reads ? encoder : h->main_ops;
+    for (uint32_t n = reads ? 0 : encoder; n < end;) {
         const clb_op *op = &model.ops[n];
+        const uint32_t first = n < h->tail_op ? 0 : frame->tail;
         if (op->code == CLB_OP_MOE) {
             clb_run_moe(&model.layers[op->moe.layer], op, clb_route, run_expert, samples, frame);
             ++n;
@@ -51,7 +57,7 @@ void clb_run_program(uint32_t samples, clb_frame *frame) {
             batch_kernels[op->code](op, samples, frame);
             ++n;
         } else {
-            n += run_op(op, n < model.header->tail_op ? 0 : frame->tail, samples, frame);
+            n += run_op(op, first, samples, frame);
         }
     }
 }

@@ -11,12 +11,14 @@
 
 /* Under -ffreestanding or -fno-builtin their names are calls whatever the size; the built-in ones
  * are moves where that is known, and the same calls where it is not. */
-#if defined(__GNUC__)
+#ifdef __GNUC__
 #undef memcpy
 #undef memset
 #define memcpy __builtin_memcpy
 #define memset __builtin_memset
 #endif
+
+#define CLB_COUNT(array) (sizeof(array) / sizeof(array)[0])
 
 #define FORCE_INLINE static inline __attribute__((always_inline))
 #define NOINLINE     __attribute__((noinline))
@@ -25,7 +27,7 @@
 /* An exported model.c includes the engine's files as one unit (generated.h): nothing in them is
  * seen from outside. Where that takes little flash (CLB_FOLDED), what walks the program is folded
  * with its records into straight code; otherwise operations share it, and keep their records. */
-#if defined(COLIBRI_GENERATED)
+#ifdef COLIBRI_GENERATED
 #define CLB_INTERNAL static UNUSED
 #else
 #define CLB_INTERNAL
@@ -39,7 +41,7 @@
 #endif
 
 /* Generated code says what its model uses; what it does not use is not compiled. */
-#if !defined(CLB_USED_UNARY)
+#ifndef CLB_USED_UNARY
 #define CLB_USED_UNARY        (~0ull)
 #define CLB_USED_BINARY       (~0ull)
 #define CLB_USED_PRODUCTS     (~0ull)
@@ -54,14 +56,14 @@
 
 /* Generated code with many products, of one row each, calls one function for all of a format where
  * lanes are no vector. */
-#if !defined(CLB_SHARED_PRODUCTS)
+#ifndef CLB_SHARED_PRODUCTS
 #define CLB_SHARED_PRODUCTS 0
 #endif
 #define USED(which, number) (CLB_USED_##which >> (number) & 1)
 
 /* Rows a kernel is handed at once. Generated code says how many its model can need: 1, 2, 4 or
  * 8. */
-#if !defined(CLB_TILE)
+#ifndef CLB_TILE
 #define CLB_TILE 8u
 #endif
 
@@ -76,6 +78,9 @@
 #endif
 #define CLB_WIDTH  (CLB_PANEL * CLB_LANES) /* its outputs */
 #define CLB_SCALAR (CLB_PANEL == 1u) /* loops over lanes gain nothing, and a call to memcpy costs */
+
+/* Bytes of a group of int4 weights: 8 scales, and the nibbles of 8 rows. */
+#define CLB_INT4_BYTES (CLB_LANES * (2 + CLB_WEIGHT_GROUP / 2))
 
 /* What lies there. */
 FORCE_INLINE const void *clb_at(const uint8_t *bytes, uint64_t offset) { return bytes + offset; }
@@ -112,9 +117,8 @@ typedef struct {
     const float *input;
     float *output;
     const clb_routed *routed; /* in an expert */
-    uint32_t
-        /* the first sample whose output is wanted: the operations from tail_op on begin with it */
-        tail;
+    /* the first sample whose output is wanted: the operations from tail_op on begin with it */
+    uint32_t tail;
     uint32_t position; /* of sample 0 in its text */
     uint32_t step;     /* of the loop that runs */
     const colibri_context_t *ctx;
@@ -122,9 +126,8 @@ typedef struct {
 
 /* Up to CLB_TILE rows for a kernel: one pointer a row. */
 typedef struct {
-    uint32_t rows,
-        /* a product may compute more rows than there are, where that is quicker, and drop them */
-        computed;
+    /* a product may compute more rows than there are, where that is quicker, and drop them */
+    uint32_t rows, computed;
     const float *w0, *w1; /* NULL: none */
     const float *a[CLB_TILE], *b[CLB_TILE];
     float *out[CLB_TILE];
@@ -155,18 +158,19 @@ typedef struct {
 /* What one instruction set provides; every table gives the same bits. */
 typedef struct clb_kernels {
     const char *name;
-    void (*panel)(const clb_matrix *m, const clb_tile *tile, uint32_t first,
-                  uint32_t blocks); /* writes the tile's out */
-    void (*outliers)(const clb_matrix *m, const clb_tile *tile, uint32_t first,
-                     uint32_t end); /* rows of cells: out += E·x */
+    /* writes the tile's out */
+    void (*panel)(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t blocks);
+    /* rows of cells: out += E·x */
+    void (*outliers)(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t end);
     void (*quantize)(const float *x, float *row, uint32_t cols);
-    void (*unary)(uint32_t func, float p0, float p1, const float *x, float *out,
-                  size_t n); /* out may be x */
-    void (*binary)(uint32_t func, const float *a, const float *b, float *out,
-                   size_t n); /* out may be a or b */
-    void (*mix)(float weight, const float *value, float *total, size_t n,
-                int first); /* total may be value */
-    int (*sound)(void); /* whether they compute as they must: clb_sound, as they were compiled */
+    /* out may be x */
+    void (*unary)(uint32_t func, float p0, float p1, const float *x, float *out, size_t n);
+    /* out may be a or b */
+    void (*binary)(uint32_t func, const float *a, const float *b, float *out, size_t n);
+    /* total may be value */
+    void (*mix)(float weight, const float *value, float *total, size_t n, int first);
+    /* whether they compute as they must: clb_sound, as they were compiled */
+    int (*sound)(void);
 } clb_kernels;
 
 /* The table that simd/v128.c makes of these compiler flags, if any. */
@@ -176,21 +180,21 @@ typedef struct clb_kernels {
 #define CLB_V128 clb_kernels_v128
 #endif
 
-#if defined(COLIBRI_GENERATED)
+#ifdef COLIBRI_GENERATED
 #define CLB_KERNELS(ctx)      (&MODEL_KERNELS)         /* the only ones there are */
 #define CLB_PANEL_OF(kernels) ((void)(kernels), panel) /* by its name, as all that is folded */
 #else
 extern const clb_kernels clb_kernels_plain, clb_kernels_avx2, clb_kernels_avx512,
     clb_kernels_neon_dot;
-#if defined(CLB_V128)
+#ifdef CLB_V128
 extern const clb_kernels CLB_V128;
 #endif
 #define CLB_KERNELS(ctx)      ((const clb_kernels *)(ctx)->kernels)
 #define CLB_PANEL_OF(kernels) (kernels)->panel
 #endif
 
-CLB_INTERNAL const clb_kernels *clb_kernels_at(
-    uint32_t n); /* the n-th best this processor runs, from 0; NULL where there are no more */
+/* The n-th best this processor runs, from 0; NULL where there are no more. */
+CLB_INTERNAL const clb_kernels *clb_kernels_at(uint32_t n);
 
 /* check/measure.c: words of a record, of an operation from w0 on, are in the range that spec.py has
  * of them */
@@ -201,9 +205,8 @@ CLB_INTERNAL int clb_read_header(const uint8_t *model, const clb_header **header
 CLB_INTERNAL int clb_validate(const uint8_t *model, uint64_t size, clb_model *parsed);
 void clb_parse(const uint8_t *model, clb_model *parsed);
 
-/* checksum.c: of the bytes alone, or behind others whose checksum is `before` */
-CLB_INTERNAL uint32_t clb_crc32(const void *data, uint64_t bytes);
-CLB_INTERNAL uint32_t clb_crc32_on(uint32_t before, const void *data, uint64_t bytes);
+/* checksum.c: of bytes behind others whose checksum is `before`; 0: there are none */
+CLB_INTERNAL uint32_t clb_crc32(uint32_t before, const void *data, uint64_t bytes);
 
 /* context.c: why a context cannot live there */
 CLB_INTERNAL int clb_check_memory(const void *mem, size_t mem_size, uint64_t context_bytes);
@@ -282,8 +285,11 @@ CLB_WALK clb_router clb_route;
 CLB_WALK uint64_t clb_block_bytes(uint32_t layout, uint32_t cols);
 
 /* layout.c: cells, CLB_CELL_ROWS × CLB_CELL_COLS weights each, into which outliers are
- * sorted */
+ * sorted; bytes of the index of cells, which the outliers follow */
 CLB_INTERNAL uint64_t clb_outlier_cells(uint32_t rows, uint32_t cols);
+static inline uint64_t clb_outlier_index(uint32_t rows, uint32_t cols) {
+    return 4 * (clb_outlier_cells(rows, cols) + 1);
+}
 
 /* linear.c: a matrix product, spread over the caller's threads where it is large */
 CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples,
@@ -337,8 +343,8 @@ static inline clb_quantized clb_quantized_at(const float *row, uint32_t cols) {
 static inline float clb_half(uint16_t h) {
     const uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
     const uint32_t rest = (uint32_t)(h & 0x7FFFu) << 13;
-    const float finite =
-        clb_from_bits(rest) * 0x1p112f; /* moves the exponent; denormals included */
+    /* Moves the exponent; denormals included. */
+    const float finite = clb_from_bits(rest) * 0x1p112f;
     return clb_from_bits(sign | (rest >= 0x0F800000u ? 0x7F800000u | rest : clb_bits(finite)));
 }
 

@@ -6,8 +6,7 @@ CLB_WALK uint64_t clb_block_bytes(uint32_t layout, uint32_t cols) {
     case CLB_LAYOUT_ROWS8_F32: return (uint64_t)cols * CLB_LANES * sizeof(float);
     case CLB_LAYOUT_ROWS8_F16: return (uint64_t)cols * CLB_LANES * sizeof(uint16_t);
     case CLB_LAYOUT_ROWS8_I8: return CLB_LANES * (sizeof(float) + (uint64_t)clb_ceil(cols, 4) * 4);
-    case CLB_LAYOUT_ROWS8_I4:
-        return CLB_LANES * (uint64_t)clb_ceil(cols, CLB_WEIGHT_GROUP) * (sizeof(uint16_t) + 16);
+    case CLB_LAYOUT_ROWS8_I4: return (uint64_t)clb_ceil(cols, CLB_WEIGHT_GROUP) * CLB_INT4_BYTES;
     default: return 0;
     }
 }

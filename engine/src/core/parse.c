@@ -6,16 +6,19 @@
 static int has_room(const clb_header *h) {
     const uint64_t most = SIZE_MAX / 4;
     const uint64_t floats = most / sizeof(float);
-    if (h->total_bytes > most || h->context_bytes > most || h->max_batch > CLB_MAX_BATCH) return 0;
-    if ((uint64_t)h->max_batch * h->input_floats > floats) return 0;
-    return (uint64_t)h->max_batch * h->output_floats <= floats;
+    const uint64_t rows = h->max_batch;
+    if (h->total_bytes > most || h->context_bytes > most) return 0;
+    if (rows > CLB_MAX_BATCH || rows * h->input_floats > floats) return 0;
+    return rows * h->output_floats <= floats;
 }
 
 static int sizes_fit(const clb_header *h) {
+    const uint64_t meta = h->meta_bytes;
+    const uint64_t cleared = h->cleared_bytes;
     if (!clb_words_fit(CLB_RANGES_OF_HEADER, h) || h->main_ops > h->ops) return 0;
-    if (h->cleared_bytes < CLB_HEAD_BYTES || h->cleared_bytes > h->context_bytes) return 0;
-    if (h->meta_bytes < sizeof *h || h->meta_bytes > CLB_MAX_META) return 0;
-    return h->meta_bytes <= h->total_bytes && h->shared_bytes <= h->total_bytes - h->meta_bytes;
+    if (cleared < CLB_HEAD_BYTES || cleared > h->context_bytes) return 0;
+    if (meta < sizeof *h || meta > CLB_MAX_META) return 0;
+    return meta <= h->total_bytes && h->shared_bytes <= h->total_bytes - meta;
 }
 
 int clb_read_header(const uint8_t *model, const clb_header **header) {
@@ -29,7 +32,7 @@ int clb_read_header(const uint8_t *model, const clb_header **header) {
     if (one.first != 1) return COLIBRI_ERR_BIG_ENDIAN;
     const clb_header *h = clb_at(model, 0);
     if (h->version != CLB_FORMAT_VERSION) return COLIBRI_ERR_VERSION;
-    const uint32_t crc = clb_crc32(model, sizeof *h - sizeof h->header_crc);
+    const uint32_t crc = clb_crc32(0, model, sizeof *h - sizeof h->header_crc);
     if (crc != h->header_crc) return COLIBRI_ERR_HEADER;
     if (!has_room(h)) return COLIBRI_ERR_TOO_LARGE;
     if (!sizes_fit(h)) return COLIBRI_ERR_HEADER;

@@ -9,23 +9,25 @@ CLB_WALK float *clb_row_of(const clb_operand *v, const float *base, uint32_t row
 }
 
 CLB_STATIC_WALK float *token_at(const clb_routed *r, int out, size_t position) {
+    const clb_op *op = r->op;
     const uint32_t choice = r->order[position];
-    if (!out) return clb_row_of(&r->op->a, r->x, r->op->rows, choice / r->k);
-    return r->k == 1 ? clb_row_of(&r->op->out, r->y, r->op->rows, choice)
-                     : r->y + (size_t)choice * r->d_out;
+    if (!out) return clb_row_of(&op->a, r->x, op->rows, choice / r->k);
+    if (r->k == 1) return clb_row_of(&op->out, r->y, op->rows, choice);
+    return r->y + (size_t)choice * r->d_out;
 }
 
 CLB_WALK const float *clb_locate(const clb_operand *v, const clb_frame *f, const float *constant,
                                  size_t sample, size_t row) {
+    const clb_routed *routed = f->routed;
     const float *base;
     switch (v->space) {
     case CLB_SPACE_ARENA: base = clb_at(f->arena, 0); break;
     case CLB_SPACE_INPUT: base = f->input; break;
     case CLB_SPACE_OUTPUT: base = f->output; break;
     case CLB_SPACE_CONST: base = constant; break;
-    case CLB_SPACE_TOKEN_WEIGHT: return f->routed->weights + f->routed->order[sample];
-    case CLB_SPACE_TOKEN_IN: base = token_at(f->routed, 0, sample); break;
-    case CLB_SPACE_TOKEN_OUT: base = token_at(f->routed, 1, sample); break;
+    case CLB_SPACE_TOKEN_WEIGHT: return routed->weights + routed->order[sample];
+    case CLB_SPACE_TOKEN_IN: base = token_at(routed, 0, sample); break;
+    case CLB_SPACE_TOKEN_OUT: base = token_at(routed, 1, sample); break;
     default: return NULL;
     }
     return base + v->offset / sizeof(float) + sample * v->sample_stride + row * v->row_stride +
@@ -43,7 +45,8 @@ CLB_WALK const void *clb_tensor_at(const clb_frame *frame, uint32_t number) {
 }
 
 CLB_WALK void clb_pad_tile(clb_tile *tile) {
-    const uint32_t n = tile->computed = tile->rows;
+    const uint32_t n = tile->rows;
+    tile->computed = n;
     if (n % 4 == 3) { /* four at once take less time than two and one */
         tile->a[n] = tile->a[n - 1];
         tile->out[n] = tile->out[n - 1];

@@ -29,18 +29,19 @@ CLB_STATIC_WALK void compute(clb_kernel *kernel, const clb_op *op, const clb_til
 /* Task `index` of an operation that computes every row by itself. */
 CLB_STATIC_WALK void run_rows(void *arg, uint32_t index) {
     const row_task *t = arg;
+    const clb_op *op = t->op;
     const size_t first = index * t->rows;
-    const size_t all = (size_t)(t->samples - t->first) * t->op->rows;
+    const size_t all = (size_t)(t->samples - t->first) * op->rows;
     const size_t end = all - first < t->rows ? all : first + t->rows;
-    uint32_t sample = t->first + (uint32_t)(first / t->op->rows);
-    uint32_t row = (uint32_t)(first % t->op->rows);
+    uint32_t sample = t->first + (uint32_t)(first / op->rows);
+    uint32_t row = (uint32_t)(first % op->rows);
     clb_tile tile;
-    tile.w0 = (const float *)(const void *)clb_tensor_at(t->frame, t->op->w0);
-    tile.w1 = (const float *)(const void *)clb_tensor_at(t->frame, t->op->w1);
+    tile.w0 = clb_tensor_at(t->frame, op->w0);
+    tile.w1 = clb_tensor_at(t->frame, op->w1);
     tile.kernels = CLB_KERNELS(t->frame->ctx);
     for (size_t at = first; at < end; at += CLB_TILE) {
-        clb_next_tile(t->op, t->samples, t->frame, &sample, &row, &tile);
-        compute(t->kernel, t->op, &tile);
+        clb_next_tile(op, t->samples, t->frame, &sample, &row, &tile);
+        compute(t->kernel, op, &tile);
     }
 }
 

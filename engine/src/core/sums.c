@@ -3,7 +3,9 @@
 #include "internal.h"
 
 CLB_INTERNAL float clb_lane_tree(const float p[CLB_LANES]) {
-    return ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]));
+    const float even = (p[0] + p[4]) + (p[2] + p[6]);
+    const float odd = (p[1] + p[5]) + (p[3] + p[7]);
+    return even + odd;
 }
 
 CLB_INTERNAL float clb_lane_sum(const float *x, size_t stride, size_t n) {
@@ -31,8 +33,6 @@ CLB_WALK void clb_each(uint32_t func, float *x, uint32_t n, const clb_kernels *k
     }
 }
 
-/* x = exp(x - the largest), a softmax but for its divisor, their sum, which is returned; without
- * kernels one by one. */
 CLB_WALK float clb_exp_sum(float *x, uint32_t n, const clb_kernels *kernels) {
     float best = -clb_inf();
     for (uint32_t i = 0; i < n; ++i) {

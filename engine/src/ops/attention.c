@@ -191,7 +191,7 @@ CLB_WALK void clb_attention(const clb_op *op, uint32_t samples, const clb_frame 
                t.c.heads * t.tiles);
 }
 
-#if !defined(COLIBRI_GENERATED)
+#ifndef COLIBRI_GENERATED
 #include "../check/proof.h"
 
 static int attention_fits(const clb_subject *s) {
@@ -216,7 +216,10 @@ static uint64_t attention_work(const clb_subject *s) {
     return clb_plus(clb_cache_work(s), attention_macs(s));
 }
 
-const clb_proof clb_attention_proof = {attention_fits, attention_uses, attention_macs,
-                                       attention_work, clb_cache_kept};
+const clb_proof clb_attention_proof = {.fits = attention_fits,
+                                       .uses = attention_uses,
+                                       .macs = attention_macs,
+                                       .work = attention_work,
+                                       .kept = clb_cache_kept};
 
 #endif

@@ -86,7 +86,7 @@ CLB_WALK void clb_cache(const clb_op *op, uint32_t samples, const clb_frame *fra
     }
 }
 
-#if !defined(COLIBRI_GENERATED)
+#ifndef COLIBRI_GENERATED
 #include "../check/proof.h"
 
 static uint64_t op_page_bytes(const clb_op *op) {
@@ -141,7 +141,8 @@ uint64_t clb_cache_work(const clb_subject *s) {
     return op->rows * ((uint64_t)op->attention.key + op->attention.value);
 }
 
-const clb_proof clb_cache_proof = {cache_fits, cache_uses, NULL, clb_cache_work, clb_cache_kept};
+const clb_proof clb_cache_proof = {
+    .fits = cache_fits, .uses = cache_uses, .work = clb_cache_work, .kept = clb_cache_kept};
 
 /* The cache operation `writer` fills just what the attention `reader` looks at: 1; something else
  * there: -1; nothing: 0. */

@@ -48,7 +48,7 @@ static float *scales_at(const cache *c, uint8_t *page) {
     return (float *)(void *)(page + c->page) - CLB_PAGE;
 }
 
-#if !defined(COLIBRI_GENERATED)
+#ifndef COLIBRI_GENERATED
 #include "../check/proof.h"
 
 /* cache.c: what the proofs of both operations that know a cache share */

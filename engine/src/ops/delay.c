@@ -18,10 +18,13 @@ CLB_WALK void clb_delay(const clb_op *op, uint32_t samples, const clb_frame *fra
     const size_t n = op->delay.width;
     const size_t slots = op->delay.slots;
     float *kept = clb_work_at(op, frame);
-    for (uint32_t s = 0; s < samples && op->a.space != CLB_SPACE_NONE; ++s) {
-        copy(kept + (frame->position + s) % slots * n, clb_locate(&op->a, frame, NULL, s, 0), n);
+    const uint32_t stored = op->a.space == CLB_SPACE_NONE ? 0 : samples;
+    const uint32_t recalled = op->out.space == CLB_SPACE_NONE ? 0 : samples;
+    for (uint32_t s = 0; s < stored; ++s) {
+        const float *row = clb_locate(&op->a, frame, NULL, s, 0);
+        copy(kept + (frame->position + s) % slots * n, row, n);
     }
-    for (uint32_t s = 0; s < samples && op->out.space != CLB_SPACE_NONE; ++s) {
+    for (uint32_t s = 0; s < recalled; ++s) {
         const size_t position = (size_t)frame->position + s;
         for (uint32_t row = 0; row < op->rows; ++row) {
             const size_t steps = op->delay.steps - row * op->delay.apart;
@@ -35,7 +38,7 @@ CLB_WALK void clb_delay(const clb_op *op, uint32_t samples, const clb_frame *fra
     }
 }
 
-#if !defined(COLIBRI_GENERATED)
+#ifndef COLIBRI_GENERATED
 #include "../check/proof.h"
 
 /* Its slots hold a chunk and what it looks back at. */
@@ -43,7 +46,7 @@ static int delay_fits(const clb_subject *s) {
     const clb_op *op = s->op;
     const uint64_t tokens = s->model->header->context_tokens;
     const uint64_t chunk = s->samples < tokens ? s->samples : tokens;
-    const uint64_t apart = (op->rows - 1) * (uint64_t)op->delay.apart;
+    const uint64_t apart = (op->rows - 1ull) * op->delay.apart;
     return apart <= op->delay.steps && op->delay.slots >= op->delay.steps + chunk;
 }
 
@@ -58,13 +61,14 @@ static void delay_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
 }
 
 static uint64_t delay_work(const clb_subject *s) {
-    return ((uint64_t)s->op->rows + 1) * s->op->delay.width;
+    return (s->op->rows + 1ull) * s->op->delay.width;
 }
 
 static uint64_t delay_kept(const clb_subject *s) {
     return (uint64_t)s->op->delay.slots * s->op->delay.width;
 }
 
-const clb_proof clb_delay_proof = {delay_fits, delay_uses, NULL, delay_work, delay_kept};
+const clb_proof clb_delay_proof = {
+    .fits = delay_fits, .uses = delay_uses, .work = delay_work, .kept = delay_kept};
 
 #endif

@@ -54,13 +54,16 @@ FORCE_INLINE size_t place_of(const uint32_t *strides, size_t i, size_t j, size_t
 
 CLB_WALK void clb_map(const clb_op *op, const clb_tile *tile) {
     const int two = op->code == CLB_OP_BINARY;
+    const uint32_t *sizes = op->map.sizes;
     for (uint32_t row = 0; row < tile->rows; ++row) {
-        for (size_t i = 0; i < op->map.sizes[0]; ++i) {
-            for (size_t j = 0; j < op->map.sizes[1]; ++j) {
-                for (size_t k = 0; k < op->map.sizes[2]; ++k) {
+        for (size_t i = 0; i < sizes[0]; ++i) {
+            for (size_t j = 0; j < sizes[1]; ++j) {
+                for (size_t k = 0; k < sizes[2]; ++k) {
                     const float *a = tile->a[row] + place_of(op->map.strides_a, i, j, k);
-                    const float *b =
-                        two ? tile->b[row] + place_of(op->map.strides_b, i, j, k) : NULL;
+                    const float *b = NULL;
+                    if (two) {
+                        b = tile->b[row] + place_of(op->map.strides_b, i, j, k);
+                    }
                     float *out = tile->out[row] + place_of(op->map.strides_out, i, j, k);
                     map_row(tile->kernels, op, a, b, out);
                 }
@@ -75,7 +78,7 @@ CLB_WALK void clb_quantize(const clb_op *op, const clb_tile *tile) {
     }
 }
 
-#if !defined(COLIBRI_GENERATED)
+#ifndef COLIBRI_GENERATED
 #include "../check/proof.h"
 
 /* Sizes and strides have a range. */
@@ -84,27 +87,30 @@ static int map_fits(const clb_subject *s) {
 }
 
 static void map_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
-    clb_strided(&uses[CLB_A], s->op, s->op->map.strides_a, CLB_ALL_AXES);
-    clb_strided(&uses[CLB_OUT], s->op, s->op->map.strides_out, CLB_ALL_AXES);
-    if (s->op->code == CLB_OP_BINARY) {
-        clb_strided(&uses[CLB_B], s->op, s->op->map.strides_b, CLB_ALL_AXES);
+    const clb_op *op = s->op;
+    clb_strided(&uses[CLB_A], op, op->map.strides_a, CLB_ALL_AXES);
+    clb_strided(&uses[CLB_OUT], op, op->map.strides_out, CLB_ALL_AXES);
+    if (op->code == CLB_OP_BINARY) {
+        clb_strided(&uses[CLB_B], op, op->map.strides_b, CLB_ALL_AXES);
     }
 }
 
 static uint64_t map_work(const clb_subject *s) {
-    const clb_op *op = s->op;
-    const uint64_t outer = clb_times(op->rows, (uint64_t)op->map.sizes[0] * op->map.sizes[1]);
-    return clb_times(outer, (uint64_t)op->map.sizes[2] * op->map.sizes[3]);
+    uint64_t work = s->op->rows;
+    for (uint32_t axis = 0; axis < CLB_AXES; ++axis) {
+        work = clb_times(work, s->op->map.sizes[axis]);
+    }
+    return work;
 }
 
-const clb_proof clb_map_proof = {map_fits, map_uses, NULL, map_work, NULL};
+const clb_proof clb_map_proof = {.fits = map_fits, .uses = map_uses, .work = map_work};
 
 static void quantize_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
-    const clb_op *op = s->op;
-    clb_plain(uses, op->quantize.inputs, 0, clb_quantized_floats(op->quantize.inputs));
-    uses[CLB_OUT].cols = op->quantize.inputs;
+    const uint32_t inputs = s->op->quantize.inputs;
+    clb_plain(uses, inputs, 0, clb_quantized_floats(inputs));
+    uses[CLB_OUT].cols = inputs;
 }
 
-const clb_proof clb_quantize_proof = {NULL, quantize_uses, NULL, NULL, NULL};
+const clb_proof clb_quantize_proof = {.uses = quantize_uses};
 
 #endif

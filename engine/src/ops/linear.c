@@ -125,7 +125,7 @@ CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples,
     }
 }
 
-#if !defined(COLIBRI_GENERATED)
+#ifndef COLIBRI_GENERATED
 #include "../check/proof.h"
 
 static int linear_shape_fits(const clb_op *op, const clb_tensor *t) {
@@ -181,6 +181,7 @@ static uint64_t linear_work(const clb_subject *s) {
     return clb_times(op->rows, clb_plus(products, entries));
 }
 
-const clb_proof clb_linear_proof = {linear_fits, linear_uses, linear_macs, linear_work, NULL};
+const clb_proof clb_linear_proof = {
+    .fits = linear_fits, .uses = linear_uses, .macs = linear_macs, .work = linear_work};
 
 #endif

@@ -132,7 +132,7 @@ CLB_WALK void clb_run_moe(const clb_layer *layer, const clb_op *op, clb_router *
     }
 }
 
-#if !defined(COLIBRI_GENERATED)
+#ifndef COLIBRI_GENERATED
 #include "../check/proof.h"
 
 static int moe_fits(const clb_subject *s) {
@@ -170,6 +170,6 @@ static uint64_t moe_kept(const clb_subject *s) {
 }
 
 /* What it costs depends on its experts: see program.c. */
-const clb_proof clb_moe_proof = {moe_fits, moe_uses, NULL, NULL, moe_kept};
+const clb_proof clb_moe_proof = {.fits = moe_fits, .uses = moe_uses, .kept = moe_kept};
 
 #endif

@@ -34,25 +34,32 @@ CLB_WALK void clb_reduce(const clb_op *op, const clb_tile *tile) {
     const int sums = op->func != CLB_REDUCE_MAX;
     const int wide = SIDE > 1 && sums && op->reduce.from_inner == 1;
     float lanes[CLB_LANES * SIDE];
+    const size_t results = op->reduce.outer * inner;
     for (uint32_t row = 0; row < tile->rows; ++row) {
-        for (size_t k = 0; k < op->reduce.outer * inner; ++k) {
+        for (size_t k = 0; k < results; ++k) {
             const size_t i = k / inner;
             const size_t j = k % inner;
-            const float *x = tile->a[row] + i * op->reduce.from_outer + j * op->reduce.from_inner;
-            float *y = tile->out[row] + i * op->reduce.to_outer + j * op->reduce.to_inner;
+            const size_t from = i * op->reduce.from_outer + j * op->reduce.from_inner;
+            const size_t to = i * op->reduce.to_outer + j * op->reduce.to_inner;
+            const float *x = tile->a[row] + from;
+            float *y = tile->out[row] + to;
             const int together = wide && j / SIDE < inner / SIDE;
             if (together && j % SIDE == 0) {
                 side_sums(x, stride, n, lanes);
             }
-            const float sum = together ? lanes[j % SIDE]
-                              : sums   ? clb_lane_sum(x, stride, n)
-                                       : largest(x, stride, n);
-            *y = op->func == CLB_REDUCE_MEAN ? sum / (float)n : sum;
+            if (together) {
+                *y = lanes[j % SIDE];
+            } else {
+                *y = sums ? clb_lane_sum(x, stride, n) : largest(x, stride, n);
+            }
+            if (op->func == CLB_REDUCE_MEAN) {
+                *y /= (float)n;
+            }
         }
     }
 }
 
-#if !defined(COLIBRI_GENERATED)
+#ifndef COLIBRI_GENERATED
 #include "../check/proof.h"
 
 enum { READ = 0x7, LEFT = 0x5 }; /* axes: outer, reduced, inner; and without the reduced one */
@@ -63,22 +70,24 @@ static void reduce_uses(const clb_subject *s, clb_use uses[CLB_OPERANDS]) {
     clb_strided(&uses[CLB_OUT], op, op->strides_out, LEFT);
 }
 
+static uint64_t elements(const clb_op *op) {
+    const uint64_t outer = op->reduce.outer;
+    return clb_times(outer * op->reduce.size, op->reduce.inner);
+}
+
 /* The elements read are no more than the memory they come from. */
 static int reduce_fits(const clb_subject *s) {
     const clb_op *op = s->op;
     const uint32_t left[CLB_AXES] = {op->reduce.outer, 1, op->reduce.inner, 1};
     clb_use from;
     clb_strided(&from, op, op->strides_a, READ);
-    const uint64_t read = clb_times((uint64_t)op->reduce.outer * op->reduce.size, op->reduce.inner);
-    return read <= from.floats && clb_apart(left, op->strides_out);
+    return elements(op) <= from.floats && clb_apart(left, op->strides_out);
 }
 
 static uint64_t reduce_work(const clb_subject *s) {
-    const clb_op *op = s->op;
-    return clb_times(clb_times(op->rows, (uint64_t)op->reduce.outer * op->reduce.size),
-                     op->reduce.inner);
+    return clb_times(s->op->rows, elements(s->op));
 }
 
-const clb_proof clb_reduce_proof = {reduce_fits, reduce_uses, NULL, reduce_work, NULL};
+const clb_proof clb_reduce_proof = {.fits = reduce_fits, .uses = reduce_uses, .work = reduce_work};
 
 #endif

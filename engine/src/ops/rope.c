@@ -15,24 +15,27 @@ CLB_WALK void clb_rope(const clb_op *op, uint32_t samples, const clb_frame *fram
             for (uint32_t i = 0; i < half; ++i) {
                 const float a = x[i];
                 const float b = x[half + i];
-                y[i] = a * cosine[i] - b * sine[i];
-                y[half + i] = b * cosine[i] + a * sine[i];
+                const float c = cosine[i];
+                const float s_i = sine[i];
+                y[i] = a * c - b * s_i;
+                y[half + i] = b * c + a * s_i;
             }
             memmove(y + turned, x + turned, (n - turned) * sizeof *y);
         }
     }
 }
 
-#if !defined(COLIBRI_GENERATED)
+#ifndef COLIBRI_GENERATED
 #include "../check/proof.h"
 
 static int rope_fits(const clb_subject *s) {
+    const clb_tensor *table = s->w0;
     const uint64_t turned = s->op->rope.turned;
     if (turned % 2 != 0 || turned > s->op->rope.size) return 0;
-    const int table = s->w0 != NULL && s->w0->layout == CLB_LAYOUT_FLAT;
-    return table && s->w0->cols >= s->model->header->context_tokens * turned;
+    if (table == NULL || table->layout != CLB_LAYOUT_FLAT) return 0;
+    return table->cols >= s->model->header->context_tokens * turned;
 }
 
-const clb_proof clb_rope_proof = {rope_fits, NULL, NULL, NULL, NULL};
+const clb_proof clb_rope_proof = {.fits = rope_fits};
 
 #endif

@@ -132,7 +132,7 @@ CLB_WALK void clb_route(const clb_layer *layer, const clb_gate *gate, const floa
     }
 }
 
-#if !defined(COLIBRI_GENERATED)
+#ifndef COLIBRI_GENERATED
 #include "../check/proof.h"
 
 /* Rules that fit together; a sparse mixer remembers up to 8 choices. */

@@ -3,7 +3,7 @@
  * vectors. */
 #include "../core/internal.h"
 
-#if defined(__clang__)
+#ifdef __clang__
 #define UNROLL_8 _Pragma("unroll")
 #define UNROLL_4 _Pragma("unroll 4")
 #define UNROLL_2 _Pragma("unroll 2")
@@ -96,7 +96,7 @@ OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
     const uint32_t outputs = clb_min(m->outputs - at, width);
     const int which = (m->scaled ? SCALED : 0) | (m->bias != NULL && !m->from_bias ? BIASED : 0);
     const uint8_t *matrix = m->blocks + first * m->stride;
-    const float *scale = (const float *)(const void *)matrix;
+    const float *scale = clb_at(matrix, 0);
     const float *bias = m->bias == NULL ? NULL : m->bias + at;
     const float *const sums = m->from_bias ? bias : NULL;
     const int whole = CLB_SHARED_PRODUCTS && outputs == CLB_LANES; /* a constant number: moves */
@@ -131,9 +131,9 @@ OF_MATRIX void panel(const clb_matrix *m, const clb_tile *tile, uint32_t first, 
 static void outliers(const clb_matrix *m, const clb_tile *tile, uint32_t first, uint32_t end) {
     enum { BATCH = 64 };
     const uint32_t segments = clb_ceil(m->cols, CLB_CELL_COLS);
-    const uint32_t *starts = (const uint32_t *)(const void *)m->outliers;
-    const uint16_t *places =
-        (const uint16_t *)(const void *)(starts + clb_outlier_cells(m->outputs, m->cols) + 1);
+    const uint32_t *starts = clb_at(m->outliers, 0);
+    const uint64_t index = clb_outlier_index(m->outputs, m->cols);
+    const uint16_t *places = clb_at(m->outliers, index);
     const uint16_t *values = places + m->entries;
     const int quantized = m->quantized;
     for (uint32_t cell = first * segments; cell < end * segments; ++cell) {

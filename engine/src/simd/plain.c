@@ -11,7 +11,7 @@
                         const clb_tile *tile, uint32_t cols, float total[CLB_TILE][CLB_WIDTH]) {   \
         for (uint32_t b = 0; b < clb_ceil(outputs, CLB_LANES); ++b) {                              \
             const uint32_t live = outputs - b * CLB_LANES;                                         \
-            const type *w = (const type *)(const void *)(matrix + b * stride);                     \
+            const type *w = clb_at(matrix, b * stride);                                            \
             for (uint32_t row = 0; row < clb_rows(tile); ++row) {                                  \
                 const float *x = tile->a[row];                                                     \
                 float *out = total[row] + b * CLB_LANES;                                           \
@@ -48,7 +48,10 @@ FLOAT_PRODUCT(product_i8, int8_t,
  * registers hold. */
 enum { QUARTER = 4 };
 
-#if defined(__ARM_FEATURE_MVE)
+/* Words of four bytes. */
+static inline const uint32_t *words_at(const void *bytes) { return bytes; }
+
+#ifdef __ARM_FEATURE_MVE
 #include <arm_mve.h>
 
 #define NAME "helium" /* its integers only: its float vectors flush denormals */
@@ -56,8 +59,8 @@ enum { QUARTER = 4 };
 /* A pair of products stays below 2 · 127 · 127 < 2^15. */
 static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER],
                             uint32_t inputs) {
-    const int8x16_t w = vreinterpretq_s8_u32(vld1q_u32(weights)),
-                    x = vreinterpretq_s8_u32(vdupq_n_u32(inputs));
+    const int8x16_t w = vreinterpretq_s8_u32(vld1q_u32(weights));
+    const int8x16_t x = vreinterpretq_s8_u32(vdupq_n_u32(inputs));
     const int16x8_t pairs = vaddq_s16(vmullbq_int_s8(w, x), vmulltq_int_s8(w, x));
     vst1q_s32(sum, vaddq_s32(vld1q_s32(sum), vaddq_s32(vmovlbq_s16(pairs), vmovltq_s16(pairs))));
 }
@@ -75,7 +78,8 @@ static inline int16x2_t odd_of(uint32_t four) {
 
 static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER],
                             uint32_t inputs) {
-    const int16x2_t even = __sxtb16(inputs), odd = odd_of(inputs);
+    const int16x2_t even = __sxtb16(inputs);
+    const int16x2_t odd = odd_of(inputs);
     UNROLL_8 for (uint32_t i = 0; i < QUARTER; ++i) {
         sum[i] = __smlad(__sxtb16(weights[i]), even, __smlad(odd_of(weights[i]), odd, sum[i]));
     }
@@ -85,8 +89,8 @@ static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER
 
 static inline void add_four(int32_t sum[QUARTER], const uint32_t weights[QUARTER],
                             uint32_t inputs) {
-    const int8_t *w = (const int8_t *)(const void *)weights;
-    const int8_t *x = (const int8_t *)(const void *)&inputs;
+    const int8_t *w = (const void *)weights;
+    const int8_t *x = (const void *)&inputs;
     UNROLL_8 for (uint32_t i = 0; i < QUARTER; ++i) {
         sum[i] += w[i * 4] * x[0] + w[i * 4 + 1] * x[1] + w[i * 4 + 2] * x[2] + w[i * 4 + 3] * x[3];
     }
@@ -113,11 +117,11 @@ OF_MATRIX void product_q_i8(const uint8_t *matrix, size_t stride, uint32_t outpu
                             const clb_tile *tile, uint32_t cols, float total[CLB_TILE][CLB_WIDTH]) {
     for (uint32_t row = 0; row < clb_rows(tile); ++row) {
         const clb_quantized x = clb_quantized_at(tile->a[row], cols);
-        const uint32_t *const inputs = (const uint32_t *)(const void *)x.q;
+        const uint32_t *const inputs = words_at(x.q);
         const uint32_t *const end = inputs + clb_ceil(cols, 4);
         for (uint32_t at = 0; at < outputs; at += QUARTER) {
             const uint8_t *block = matrix + at / CLB_LANES * stride + CLB_LANES * sizeof(float);
-            const uint32_t *w = (const uint32_t *)(const void *)block + at % CLB_LANES;
+            const uint32_t *w = words_at(block) + at % CLB_LANES;
             const uint32_t *q = inputs;
             float *out = total[row] + at;
             for (const float *scale = x.scale; q < end; ++scale) {
@@ -144,11 +148,10 @@ OF_MATRIX void product_q_i4(const uint8_t *matrix, size_t stride, uint32_t outpu
             const clb_quantized x = clb_quantized_at(tile->a[row], cols);
             float inner[CLB_LANES] = {0};
             for (uint32_t g = 0; g < groups; ++g) {
-                const uint8_t *group = matrix + b * stride + (size_t)g * (CLB_LANES * 18);
-                const uint16_t *scale = (const uint16_t *)(const void *)group;
-                const uint32_t *both = (const uint32_t *)(const void *)(group + CLB_LANES * 2);
-                const uint32_t *q =
-                    (const uint32_t *)(const void *)(x.q + (size_t)g * CLB_WEIGHT_GROUP);
+                const uint8_t *group = matrix + b * stride + (size_t)g * CLB_INT4_BYTES;
+                const uint16_t *scale = clb_at(group, 0);
+                const uint32_t *both = clb_at(group, CLB_LANES * 2);
+                const uint32_t *q = words_at(x.q + (size_t)g * CLB_WEIGHT_GROUP);
                 int32_t sum[CLB_LANES] = {0};
                 for (uint32_t four = 0; four < 4; ++four) {
                     uint32_t low[CLB_LANES];

@@ -21,10 +21,13 @@
  *                               likewise */
 #define MOST_VECTORS (CLB_PANEL / WIDE)
 
-enum {
-    AHEAD = 1024
-}; /* bytes a stream of weights is fetched ahead, beyond its end in the next tile's */
+/* Bytes a stream of weights is fetched ahead, beyond its end in the next tile's. */
+enum { AHEAD = 1024 };
 enum format { F32, F16, I8 };
+
+/* Of a tile. */
+#define EACH_ROW    UNROLL_8 for (uint32_t r = 0; r < rows; ++r)
+#define EACH_VECTOR UNROLL_8 for (uint32_t v = 0; v < vectors; ++v)
 
 typedef float totals[CLB_WIDTH]; /* of one row */
 
@@ -43,11 +46,9 @@ FORCE_INLINE void prefetch(const uint8_t *at, size_t stride, uint32_t vectors) {
 
 /* total[r][v] += part of every row r and vector v, after `prepare` for the row. */
 #define ADD_TOTALS(prepare, part)                                                                  \
-    UNROLL_8 for (uint32_t r = 0; r < rows; ++r) {                                                 \
+    EACH_ROW {                                                                                     \
         prepare;                                                                                   \
-        UNROLL_8 for (uint32_t v = 0; v < vectors; ++v) {                                          \
-            add_to(total[r] + v * WIDE * CLB_LANES, part);                                         \
-        }                                                                                          \
+        EACH_VECTOR { add_to(total[r] + v * WIDE * CLB_LANES, part); }                             \
     }
 
 FORCE_INLINE place both_at(const uint8_t *first, size_t stride) {
@@ -65,12 +66,10 @@ FORCE_INLINE void float_step(enum format format, const uint8_t *w, size_t stride
                              const float *const *x, uint32_t rows, uint32_t k,
                              vf chain[MOST_VECTORS][CLB_TILE]) {
     vf input[CLB_TILE];
-    UNROLL_8 for (uint32_t r = 0; r < rows; ++r) { input[r] = broadcast(x[r] + k); }
-    UNROLL_8 for (uint32_t v = 0; v < vectors; ++v) {
+    EACH_ROW { input[r] = broadcast(x[r] + k); }
+    EACH_VECTOR {
         const vf weight = float_weights(format, w + v * WIDE * stride, stride, k);
-        UNROLL_8 for (uint32_t r = 0; r < rows; ++r) {
-            chain[v][r] = add(chain[v][r], mul(weight, input[r]));
-        }
+        EACH_ROW { chain[v][r] = add(chain[v][r], mul(weight, input[r])); }
     }
 }
 
@@ -103,24 +102,22 @@ FORCE_INLINE void int8_tile(const uint8_t *w, size_t stride, uint32_t vectors,
                             totals *total) {
     const uint8_t *ahead = ahead_of(w, (size_t)start * CLB_LANES, stride, vectors);
     q8sum sum[MOST_VECTORS][CLB_TILE];
-    UNROLL_8 for (uint32_t r = 0; r < rows; ++r) {
+    EACH_ROW {
         const q8sum first = q8_start(x + r, start, end);
-        UNROLL_8 for (uint32_t v = 0; v < vectors; ++v) { sum[v][r] = first; }
+        EACH_VECTOR { sum[v][r] = first; }
     }
     UNROLL_2 for (uint32_t k = start; k < end; k += 4) {
         if (rows == 1 && k % 8 == 0) {
             prefetch(ahead + 32 + (size_t)k * CLB_LANES, stride, vectors);
         }
         q8w weight[MOST_VECTORS];
-        UNROLL_8 for (uint32_t v = 0; v < vectors; ++v) {
+        EACH_VECTOR {
             weight[v] = q8_weights(
                 bytes_at(both_at(w + v * WIDE * stride + 32 + (size_t)k * CLB_LANES, stride)));
         }
-        UNROLL_8 for (uint32_t r = 0; r < rows; ++r) {
+        EACH_ROW {
             const q8x input = q8_input(x[r].q + k);
-            UNROLL_8 for (uint32_t v = 0; v < vectors; ++v) {
-                sum[v][r] = q8_dot(sum[v][r], weight[v], input);
-            }
+            EACH_VECTOR { sum[v][r] = q8_dot(sum[v][r], weight[v], input); }
         }
     }
     ADD_TOTALS(const vf scale = broadcast(x[r].scale + start / CLB_ACTIVATION_GROUP),
@@ -131,13 +128,13 @@ FORCE_INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors,
                             const clb_quantized *x, uint32_t rows, uint32_t start, uint32_t end,
                             totals *total) {
     const uint8_t *ahead =
-        ahead_of(w, (size_t)start / CLB_WEIGHT_GROUP * (CLB_LANES * 18), stride, vectors);
+        ahead_of(w, (size_t)start / CLB_WEIGHT_GROUP * CLB_INT4_BYTES, stride, vectors);
     vf inner[MOST_VECTORS][CLB_TILE] = {0};
     for (uint32_t g = start / CLB_WEIGHT_GROUP; g < clb_ceil(end, CLB_WEIGHT_GROUP); ++g) {
-        UNROLL_8 for (uint32_t v = 0; v < vectors; ++v) {
-            const size_t at = v * WIDE * stride + (size_t)g * (CLB_LANES * 18);
+        EACH_VECTOR {
+            const size_t at = v * WIDE * stride + (size_t)g * CLB_INT4_BYTES;
             const uint8_t *group = w + at;
-            for (size_t line = 0; rows == 1 && line < CLB_LANES * 18; line += 64) {
+            for (size_t line = 0; rows == 1 && line < CLB_INT4_BYTES; line += 64) {
                 prefetch(ahead + at + line, stride, 1);
             }
             const vf scale = f16_at(both_at(group, stride));
@@ -148,7 +145,7 @@ FORCE_INLINE void int4_tile(const uint8_t *w, size_t stride, uint32_t vectors,
                 low[c] = low_nibbles(both);
                 high[c] = high_nibbles(both);
             }
-            UNROLL_8 for (uint32_t r = 0; r < rows; ++r) {
+            EACH_ROW {
                 const int8_t *q = x[r].q + (size_t)g * CLB_WEIGHT_GROUP;
                 q4sum sum = q4_start((uint32_t)x[r].sum[g]);
                 UNROLL_8 for (uint32_t c = 0; c < 4; ++c) {

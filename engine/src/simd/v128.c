@@ -3,9 +3,9 @@
  * rows, in two halves; only the integer products differ. */
 #include "../core/internal.h"
 
-#if defined(CLB_V128)
+#ifdef CLB_V128
 
-#if defined(__aarch64__)
+#ifdef __aarch64__
 #include <arm_neon.h>
 #endif
 
@@ -49,14 +49,16 @@ FORCE_INLINE vf f16_at(place p) {
     const uint16_t *bits_at = p.first;
     vf v;
     BOTH {
-#if defined(__aarch64__)
+#ifdef __aarch64__
         v.half[h] = (floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(bits_at + h * 4)));
 #else /* as clb_half has it */
         typedef uint16_t halves __attribute__((vector_size(8)));
         halves packed;
         memcpy(&packed, bits_at + h * 4, sizeof packed);
-        const bits wide = __builtin_convertvector(packed, bits), rest = (wide & 0x7FFFu) << 13;
-        const bits finite = (bits)((floats)rest * 0x1p112f), special = (bits)(rest >= 0x0F800000u);
+        const bits wide = __builtin_convertvector(packed, bits);
+        const bits rest = (wide & 0x7FFFu) << 13;
+        const bits finite = (bits)((floats)rest * 0x1p112f);
+        const bits special = (bits)(rest >= 0x0F800000u);
         v.half[h] = (floats)((wide & 0x8000u) << 16 | (special & (rest | 0x7F800000u)) |
                              (~special & finite));
 #endif
@@ -84,7 +86,7 @@ FORCE_INLINE vi high_nibbles(vi both) {
     return low_nibbles((vi){{both.half[0] >> 4, both.half[1] >> 4}});
 }
 
-#if defined(__aarch64__) /* products of bytes */
+#ifdef __aarch64__ /* products of bytes */
 
 typedef vi q8w;
 typedef int8x16_t q8x;
@@ -92,7 +94,7 @@ typedef int8x16_t q8x;
 FORCE_INLINE q8w q8_weights(vi weights) { return weights; }
 FORCE_INLINE q8x q8_input(const int8_t *q) { return (int8x16_t)same(clb_four(q)).half[0]; }
 
-#if defined(__ARM_FEATURE_DOTPROD)
+#ifdef __ARM_FEATURE_DOTPROD
 #define NAME "neon-dot"
 
 typedef vi q8sum;
@@ -129,7 +131,7 @@ FORCE_INLINE vi q8_end(q8sum sum) { return (vi){{paired(sum.pair), paired(sum.pa
 #endif
 
 #else /* 32-bit products of bytes taken apart */
-#if defined(__riscv_vector)
+#ifdef __riscv_vector
 #define NAME "rvv"
 #else
 #define NAME "wasm"
@@ -175,7 +177,7 @@ FORCE_INLINE q4sum q4_dot(q4sum sum, vi nibbles, q4x x) {
 }
 FORCE_INLINE vi q4_end(q4sum sum) { return q8_end(sum); }
 
-#if defined(__aarch64__)
+#ifdef __aarch64__
 #define COVER(TILE) SHAPE(TILE, 4, 2) SHAPE(TILE, 2, 4) SHAPE(TILE, 1, 4)
 #else
 #define COVER(TILE) SHAPE(TILE, 2, 2) SHAPE(TILE, 1, 4)

@@ -118,9 +118,8 @@ static void mix(float weight, const float *value, float *total, size_t n, int fi
  * product with max|x| may pass 127). A NaN makes the scale NaN. Magnitudes compare as their bits
  * do, with NaN above all; adding 1.5 · 2^23 rounds to nearest even and leaves the integer in the
  * low bits. */
-enum {
-    SUMS = !CLB_SCALAR || USED(PRODUCTS_Q, CLB_LAYOUT_ROWS8_I4)
-}; /* small cores want them for int4 only */
+/* Small cores want sums for int4 only. */
+enum { SUMS = !CLB_SCALAR || USED(PRODUCTS_Q, CLB_LAYOUT_ROWS8_I4) };
 
 /* The largest magnitude among n floats, as bits. */
 static inline int32_t most_of(const float *x, uint32_t n) {
@@ -172,8 +171,8 @@ static void quantize(const float *x, float *row, uint32_t cols) {
         const float largest = clb_from_bits((uint32_t)most);
         float factor = largest > 0.0f ? 127.0f / largest : 0.0f;
         *row++ = largest / 127.0f;
-        const int usable =
-            factor > 0.0f && factor < clb_inf(); /* or nothing is below 127.5 but zeros */
+        /* Or nothing is below 127.5 but zeros. */
+        const int usable = factor > 0.0f && factor < clb_inf();
         if (usable) {
             factor = saturated(factor, largest);
         }

@@ -91,12 +91,10 @@ def proofs(sources: Path) -> dict[str, dict[str, str]]:
         for name, values in re.findall(
             r"^const clb_proof clb_(\w+)_proof\s*=\s*\{([^}]*)\};", file.read_text(encoding="utf-8"), re.M
         ):
-            functions = [value.strip() for value in values.split(",")]
-            if len(functions) != len(parts):
-                raise StackError(
-                    f"{file.name}: the proof of {name} has not the {len(parts)} parts of a proof, in order"
-                )
-            found[name] = {part: f for part, f in zip(parts, functions, strict=True) if f != "NULL"}
+            functions = dict(re.findall(r"\.(\w+) = (\w+)", values))
+            if len(functions) != values.count(",") + 1 or not functions.keys() <= set(parts):
+                raise StackError(f"{file.name}: the proof of {name} has not just the parts of a proof, by name")
+            found[name] = functions
     return found
 
 

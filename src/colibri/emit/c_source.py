@@ -35,7 +35,7 @@ _CHECK = """\
 struct colibri_scan; /* colibri_inspect.h */
 int {p}_check_flash(struct colibri_scan *scan, uint32_t bytes);
 """
-CHECK_COST = 10  # instructions a byte of clb_crc32_on on a Cortex-M7; tests/cross measures them
+CHECK_COST = 10  # instructions a byte of clb_crc32 on a Cortex-M7; tests/cross measures them
 
 
 @dataclass(frozen=True)
