@@ -89,8 +89,9 @@ int clb_has(const clb_op *op, uint32_t trait);
 uint64_t clb_workspace_floats(const clb_op *op, const clb_layer *layer, uint64_t samples);
 int clb_layer_fits(const clb_header *h, const clb_layer *l, uint32_t first_expert);
 
-/* operand.c: whether operations write where an operand is; a tensor's own consistency, and its place inside `bytes` bytes from `first`; an
- * operation with all that it names, reads, writes and keeps */
+/* operand.c: whether operations write where an operand is; a tensor's own consistency, and its
+ * place inside `bytes` bytes from `first`; an operation with all that it names, reads, writes and
+ * keeps */
 int clb_tensor_fits(const clb_tensor *t, uint64_t first, uint64_t bytes);
 int clb_is_written(const clb_operand *v);
 int clb_operation_fits(const clb_scope *s, const clb_op *op);

@@ -122,6 +122,10 @@ static uint64_t delta_work(const clb_subject *s) {
     return clb_times(op->rows, steps * op->delta.value);
 }
 
-const clb_proof clb_delta_proof = {delta_fits, delta_uses, delta_macs, delta_work, delta_kept};
+const clb_proof clb_delta_proof = {.fits = delta_fits,
+                                   .uses = delta_uses,
+                                   .macs = delta_macs,
+                                   .work = delta_work,
+                                   .kept = delta_kept};
 
 #endif
