@@ -56,10 +56,11 @@ int colibri_get_num_experts(const uint8_t *model_bin) {
     return error == COLIBRI_OK ? (int)header->experts : -error;
 }
 
-/* Whether a text that has come to `position` has room for more tokens. */
-FORCE_INLINE int has_room(const colibri_context_t *ctx, uint32_t position, uint32_t more) {
-    const uint32_t most = ctx->context_tokens;
-    return position <= most && more <= most - position && ctx->source <= most;
+/* Whether a text that has come to `position` has room for more of at most `tokens` tokens. */
+FORCE_INLINE int has_room(const colibri_context_t *ctx, uint32_t tokens, uint32_t position,
+                          uint32_t more) {
+    if (tokens == 0) return 1;
+    return position <= tokens && more <= tokens - position && ctx->source <= tokens;
 }
 
 /* The rows of a context that runs nothing else; an enum colibri_error. */
@@ -74,13 +75,14 @@ CLB_STATIC_WALK int run(colibri_context_t *ctx, const float *input, float *outpu
     const int some = ctx->tail > 0 && ctx->tail < batch_size;
     const int part = CLB_USED_BATCH && !reads && some;
     const uint32_t position = reads ? 0 : ctx->position;
+    const int room = has_room(ctx, tokens, position, samples);
     /* Else a load may fault. */
     const int aligned = ((uintptr_t)input | (uintptr_t)output) % sizeof(float) == 0;
     if (input == NULL || output == NULL) return COLIBRI_ERR_NULL;
     if (batch_size < 1 || batch_size > ctx->max_batch) return COLIBRI_ERR_BATCH;
     if (part && (!CLB_USED_TEXT || header->tail_op == header->main_ops)) return COLIBRI_ERR_BATCH;
     if (!aligned) return COLIBRI_ERR_MISALIGNED;
-    if (tokens != 0 && !has_room(ctx, position, samples)) return COLIBRI_ERR_CONTEXT;
+    if (!room) return COLIBRI_ERR_CONTEXT;
     if (!CLB_KERNELS(ctx)->sound()) return COLIBRI_ERR_ARITHMETIC;
     const uint32_t tail = CLB_USED_TEXT && part ? samples - (uint32_t)ctx->tail : 0;
     /* Nothing before the tail is written to the output, which begins with the tail's first row. */
