@@ -26,16 +26,16 @@ MUTANTS = {
         "\n    COLIBRI_RING_STORE(&ring->slots[pushed & (ring->count - 1)], pointer, relaxed);",
     ),
     "taken without asking": (
-        "if (COLIBRI_RING_REPLACE(&ring->popped, &popped, popped + 1)) {",
-        "COLIBRI_RING_STORE(&ring->popped, popped + 1, release);\n        {",
+        "if (COLIBRI_RING_REPLACE(&ring->popped, &popped, popped + 1)) return pointer;",
+        "COLIBRI_RING_STORE(&ring->popped, popped + 1, release);\n        return pointer;",
     ),
     "read after it was given up": (
-        "            return pointer;",
-        "            return COLIBRI_RING_LOAD(&ring->slots[(popped) & (ring->count - 1)], relaxed);",
+        "popped + 1)) return pointer;",
+        "popped + 1)) return COLIBRI_RING_LOAD(&ring->slots[(popped) & (ring->count - 1)], relaxed);",
     ),
     "gives up an element when it loses a race": (
-        "            return pointer;\n        }",
-        "            return pointer;\n        }\n        popped = COLIBRI_RING_LOAD(&ring->popped, acquire);\n"
+        "popped + 1)) return pointer;",
+        "popped + 1)) return pointer;\n        popped = COLIBRI_RING_LOAD(&ring->popped, acquire);\n"
         "        COLIBRI_RING_STORE(&ring->popped, popped + 1, release);",
     ),
 }

@@ -74,8 +74,10 @@ def _run(
         if n in inside:
             continue
         args = _args(node, values)
-        if node.op == "delta":  # a constant, too, changes the state at every position
-            args = [np.broadcast_to(x, (batch, *x.shape[1:])) for x in args]
+        for i in range(BY_POSITION.get(node.op, 0)):  # a constant, too, stands at every position
+            of_source = node.output in encoder or (i > 0 and mask(node) == "cross")
+            text = source if source is not None and of_source else inputs
+            args[i] = np.broadcast_to(args[i], (len(text[0]), *args[i].shape[1:]))
         if node.op == "attention" and source is not None:
             y = _attention(node, args, alone=False)
         elif node.op == "moe":
@@ -239,6 +241,9 @@ def _moe(node: Node, args: list[Array], trace: Trace | None, together: bool) -> 
         weights = np.ones_like(weights)
     return ops.combine(slots, weights, chosen).reshape(*x.shape[:-1], width)
 
+
+# Operations whose result depends on the position in a text, and how many of their inputs are rows of the text.
+BY_POSITION = {"rope": 1, "attention": 3, "delay": 1, "delta": 5}
 
 OPS: dict[str, Callable[[Node, list[Array], Graph], Any]] = {
     "linear": _linear,
