@@ -111,16 +111,14 @@ CLB_STATIC_WALK void multiply_by(const void *blocks, uint32_t layout, const clb_
 
 CLB_WALK void clb_run_linear(const clb_op *op, uint32_t first, uint32_t samples,
                              const clb_frame *frame) {
+    const uint32_t number = op->linear.matrix;
     const int computed = CLB_USED_COMPUTED && op->b.space != CLB_SPACE_NONE;
-    const uint32_t step =
-        computed ? 1 : samples - first; /* each sample has a computed matrix of its own */
+    /* Each sample has a computed matrix of its own. */
+    const uint32_t step = computed ? 1 : samples - first;
+    const uint32_t layout = computed ? CLB_LAYOUT_ROWS8_F32 : frame->tensors[number].layout;
     for (uint32_t s = first; s < samples; s += step) {
-        const void *matrix = clb_locate(&op->b, frame, NULL, s, 0);
-        uint32_t layout = CLB_LAYOUT_ROWS8_F32;
-        if (!computed) {
-            matrix = clb_tensor_at(frame, op->linear.matrix);
-            layout = frame->tensors[op->linear.matrix].layout;
-        }
+        const void *matrix =
+            computed ? clb_locate(&op->b, frame, NULL, s, 0) : clb_tensor_at(frame, number);
         multiply_by(matrix, layout, op, s, s + step, frame);
     }
 }

@@ -14,9 +14,9 @@ typedef struct {
     float *keys;      /* the router's scratch */
 } workspace;
 
-CLB_STATIC_WALK workspace workspace_at(uint8_t *at, const clb_layer *layer, size_t choices) {
+CLB_STATIC_WALK workspace workspace_at(void *at, const clb_layer *layer, size_t choices) {
     workspace w;
-    w.slots = (float *)(void *)at;
+    w.slots = at;
     w.weights = w.slots + (layer->k > 1 ? choices * layer->d_out : 0);
     w.experts = (int32_t *)(void *)(w.weights + choices);
     w.order = (uint32_t *)(void *)(w.experts + choices);
