@@ -72,9 +72,8 @@ def _members(fields: Sequence[spec.Field], indent: str) -> list[str]:
 
 def _first_word(field: str) -> int | None:
     """Where a field of the operation record is, in words from `w0`; None where it is before that or behind."""
-    offsets = {name: place[1] for name, place in (spec.OP.dtype.fields or {}).items()}
-    words = (offsets[field] - offsets["w0"]) // 4
-    return words if offsets["w0"] <= offsets[field] < offsets["before"] else None
+    at, first, end = (_words("op", name)[0] for name in (field, "w0", "before"))
+    return at - first if first <= at < end else None
 
 
 def _views() -> list[str]:

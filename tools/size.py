@@ -31,8 +31,9 @@ ENGINE = ROOT / "engine"
 # Limits of promise P7: code lines of what a PyTorch module needs with plain kernels, and of everything linked into
 # libcolibri; and how dense a file may be, for lines are not to be saved by writing wider.
 CORE_LIMIT, LIBRARY_LIMIT, TOKENS_A_LINE = 3000, 5000, 10.0
-# Operations that any PyTorch module may need; the others are for texts.
-CORE_OPS = ("elementwise.c", "linear.c", "loop.c", "moe.c", "norms.c", "reduce.c", "routing.c")
+# Operations that any PyTorch module may need, as the Makefile has them; the others are for texts.
+CORE_OPS = [f"{op}.c" for line in (ENGINE / "Makefile").read_text(encoding="utf-8").splitlines()
+            if line.startswith("CORE_OPS := ") for op in line.split()[2:]]  # fmt: skip
 # Linked into libcolibri and not core either: language models, and instruction sets beside plain C.
 BEYOND_CORE = ("include/colibri_lm.h", "lm/lm.c", "src/simd/avx2.c", "src/simd/avx512.c", "src/simd/cpu.c",
                "src/simd/tile.h", "src/simd/v128.c")  # fmt: skip
@@ -49,7 +50,7 @@ TOKENIZER = ("colibri_tokenizer.h", "tokenizer_decode.o", "tokenizer_encode.o", 
 OPTIONAL = (*HOST, *TOKENIZER)
 STACK_FLAGS = " ".join(callgraph.FLAGS)
 
-_COMMENT_OR_TEXT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
+COMMENT_OR_TEXT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 _FAMILIES = {".text": "text", ".rodata": "rodata", ".data.rel.ro": "rodata", ".data": "data", ".tdata": "data",
              ".bss": "bss", ".tbss": "bss"}  # fmt: skip
 
@@ -57,14 +58,19 @@ _FAMILIES = {".text": "text", ".rodata": "rodata", ".data.rel.ro": "rodata", ".d
 # --- lines ------------------------------------------------------------------------------------------------------------
 
 
-def code_lines(text: str) -> int:
-    """Lines of C that hold something besides blanks and comments."""
+def without_comments(text: str) -> str:
+    """C with a blank for each comment, whose line breaks stay."""
 
     def blanked(match: re.Match[str]) -> str:
-        # A literal may hold what looks like a comment; a comment keeps its line breaks, so that lines stay lines.
+        # A literal may hold what looks like a comment.
         return match[0] if match[0][0] in "\"'" else " " + "\n" * match[0].count("\n")
 
-    return sum(1 for line in _COMMENT_OR_TEXT.sub(blanked, text).splitlines() if line.strip())
+    return COMMENT_OR_TEXT.sub(blanked, text)
+
+
+def code_lines(text: str) -> int:
+    """Lines of C that hold something besides blanks and comments."""
+    return sum(1 for line in without_comments(text).splitlines() if line.strip())
 
 
 _TOKEN = re.compile(
@@ -75,13 +81,17 @@ _TOKEN = re.compile(
 
 def tokens(text: str) -> int:
     """Preprocessing tokens of C, without comments."""
-    return len(_TOKEN.findall(_COMMENT_OR_TEXT.sub(lambda m: m[0] if m[0][0] in "\"'" else " ", text)))
+    return len(_TOKEN.findall(without_comments(text)))
+
+
+def c_files(engine: Path = ENGINE) -> list[Path]:
+    """Every C file of the engine, linked or not."""
+    return sorted(p for p in engine.rglob("*.[ch]") if "build" not in p.relative_to(engine).parts)
 
 
 def density(engine: Path = ENGINE) -> dict[str, float]:
     """Tokens a code line of every file of the engine, by path relative to it, the densest first."""
-    files = [p for p in engine.rglob("*.[ch]") if "build" not in p.relative_to(engine).parts]
-    texts = {str(p.relative_to(engine)): p.read_text(encoding="utf-8") for p in files}
+    texts = {str(p.relative_to(engine)): p.read_text(encoding="utf-8") for p in c_files(engine)}
     found = {path: round(tokens(text) / code_lines(text), 1) for path, text in texts.items() if code_lines(text)}
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 

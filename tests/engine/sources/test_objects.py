@@ -104,7 +104,7 @@ def test_engine_stays_under_its_line_limits() -> None:
     core, library = size.core_lines(), size.library_lines()
     assert {"include/colibri.h", "src/core/forward.c", "src/check/file.c", "src/core/internal.h"} <= core.keys()
     assert {*size.BEYOND_CORE, *size.APART} <= library.keys() - core.keys()
-    assert {f"src/ops/{name}" for name in size.CORE_OPS} <= core.keys()
+    assert size.CORE_OPS and {f"src/ops/{name}" for name in size.CORE_OPS} <= core.keys()
     assert 0 < sum(core.values()) < size.CORE_LIMIT
     assert sum(library.values()) < size.LIBRARY_LIMIT
 

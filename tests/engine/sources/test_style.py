@@ -38,16 +38,15 @@ DENSER = {
     "src/ops/attention.c": 10.5,
     "src/ops/delay.c": 10.4,
 }
-FILES = sorted(p for p in size.ENGINE.rglob("*.[ch]") if "build" not in p.relative_to(size.ENGINE).parts)
+FILES = size.c_files()
 
-_COMMENT_OR_TEXT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 _PREPROCESSOR_CONDITION = re.compile(r"^[ \t]*#[ \t]*(?:if|elif)(?:\\\n|[^\n])*", re.M)
 _END_OF_EXPRESSION = re.compile(r"[;{}]|\breturn\b")
 
 
 def crowded(text: str) -> list[str]:
     """Expressions of C that join more conditions than a reader holds at once."""
-    code = _PREPROCESSOR_CONDITION.sub("", _COMMENT_OR_TEXT.sub(" ", text))
+    code = _PREPROCESSOR_CONDITION.sub("", size.COMMENT_OR_TEXT.sub(" ", text))
     parts = (" ".join(part.split()) for part in _END_OF_EXPRESSION.split(code))
     return [part for part in parts if len(re.findall(r"&&|\|\|", part)) >= MOST_CONDITIONS]
 
